@@ -34,25 +34,26 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
     ``compute``: what computes them, if that is not the call by itself.
     """
     passed = call.passed(call) if call.passing else ()
-    if compute is None and _PLAIN.issuperset(map(type, passed)):
-        outs = () if out is None else out if type(out) is tuple else (out,)
-        if out is None or len(outs) == len(call.results):
-            arrays, written = (*outs, *call.ordered(call)), len(outs) + len(call.in_place)
-            like = getattr(call, call.array_names[0])
-            framework = framework_for(type(like))
-            if framework is not None and framework.lends:
-                if not call.reads_values:  # of views
-                    lent = framework.lent(like, arrays, written, detach=call.detaches)
-                    if lent is not None:
-                        return _run_lent(call, lent, passed, out, outs)
-            else:
-                plan, key = _known_plan(call, framework, arrays, written)
-                if plan is not None:
-                    return _run_plain(call, plan, passed, outs)
-                if key is not None:
-                    made = _run_opened(call, out)
-                    _remember(key, call.plan)  # arrays that are one may be
-                    return made
+    outs = () if out is None else out if type(out) is tuple else (out,)
+    if compute is None and (out is None or len(outs) == len(call.results)):
+        arrays, written = call.ordered(call), len(outs) + len(call.in_place)
+        if outs:
+            arrays = (*outs, *arrays)
+        like = getattr(call, call.array_names[0])
+        framework = framework_for(type(like))
+        if framework is not None and framework.lends:
+            if not call.reads_values and _PLAIN.issuperset(map(type, passed)):  # of views
+                lent = framework.lent(like, arrays, written, detach=call.detaches)
+                if lent is not None:
+                    return _run_lent(call, lent, passed, out, outs)
+        else:
+            plan, key = _known_plan(call, framework, passed, arrays, written)
+            if plan is not None:
+                return _run_plain(call, plan, passed, outs)
+            if key is not None:
+                made = _run_opened(call, out)
+                _remember(key, call.plan)  # arrays that are one may be
+                return made
     return _run_opened(call, out, compute)
 
 
@@ -97,26 +98,32 @@ def _run_lent(
 
 
 def _known_plan(
-    call: Call, framework: Framework | None, arrays: tuple[Array | None, ...], written: int
+    call: Call,
+    framework: Framework | None,
+    passed: tuple[Any, ...],
+    arrays: tuple[Array | None, ...],
+    written: int,
 ) -> tuple[Plan | None, Any]:
     """The plan of a call, if it is known, with nothing to open, and all can clearly be written.
 
     And its key, if such a call needs to be made but once to be known.
     """
-    seen, backend = None, None
+    key: Any = None
     if framework is HOST:
         if _host.code is not None:
-            seen, backend = _host.code.described(arrays, written), chosen.get()
-    elif framework is not None:
+            options = call.options(call)
+            key = _host.code.signature(chosen.get(), options, passed, arrays, written)
+    elif framework is not None and _PLAIN.issuperset(map(type, passed)):
         backend = framework.ready(arrays)
-    if backend is None or (seen is None and framework is HOST):
+        if backend is not None:
+            key = _signature(call, backend, arrays)
+    if key is None:
         return None, None
-    key = _signature(call, backend, arrays, seen)
     try:
         plan = _plans.get(key)
     except TypeError:  # see `Opened`
         return None, None
-    if seen is not None:
+    if framework is HOST:
         return plan, key
     if plan is None or not written:
         return plan, None
@@ -155,8 +162,9 @@ def _run_plain(
         made = backend.outputs(plan.missing)
         if outs:
             made = [new if own is None else own for own, new in zip(outs, made)]  # noqa: B905
-    for name, array in zip(call.result_names, made):  # noqa: B905
-        setattr(call, name, array)
+    if made:
+        for name, array in zip(call.result_names, made):  # noqa: B905
+            setattr(call, name, array)
     for name in plan.widened:
         setattr(call, name, backend.as_float64(getattr(call, name)))
     call.compute(backend)
@@ -165,7 +173,7 @@ def _run_plain(
 
 def _check_passing(call: Call, passed: tuple[Any, ...]) -> None:
     """Check plain numbers that no plan depends on."""
-    for (name, check), value in zip(call.passing.items(), passed):  # noqa: B905 - strict takes longer
+    for name, check, value in zip(*call.checks, passed):  # noqa: B905 - strict takes longer
         checked = check(value, _ON_HOST)
         if checked is not value:
             setattr(call, name, checked)
@@ -216,8 +224,11 @@ class Opened(Given):
             outs = self._results.views
         # The plan of the call: one look-up, unless there was none like it.
         arrays = (*outs, *call.ordered(call))
-        seen = None if _host.code is None else _host.code.described(arrays, 0)
-        signature = _signature(call, self.backend, arrays, seen)
+        signature = None
+        if _host.code is not None:
+            signature = _host.code.signature(self.backend, call.options(call), (), arrays, 0)
+        if signature is None:
+            signature = _signature(call, self.backend, arrays)
         try:
             plan = _plans.get(signature)
         except TypeError:  # an option that has no hash: nearly always one that is refused
@@ -388,9 +399,9 @@ def _on_one_device(own: Framework, views: Sequence[Array | None]) -> bool:
 
 
 def _signature(
-    call: Call, backend: Backend | None, arrays: Sequence[Array | None], seen: Any
+    call: Call, backend: Backend | None, arrays: Sequence[Array | None], seen: Any = None
 ) -> tuple[Any, ...]:
-    """All that a plan depends on. ``seen``: what compiled code says of arrays, if it does."""
+    """All that a plan depends on. ``seen``: what a library says of its arrays, if it does."""
     if seen is None:
         seen = tuple([None if a is None else (a.shape, a.dtype, a.strides) for a in arrays])
     options = call.options(call)

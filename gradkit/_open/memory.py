@@ -87,6 +87,16 @@ def plainly_apart(written: Sequence[Array | None], read: Sequence[Array | None])
     return _host.code is not None and _host.code.apart(written, read)
 
 
+def fitting(
+    written: Sequence[Array], others: Sequence[Array], *, may_be: bool
+) -> list[tuple[Any, Any]] | None:
+    """The pairs of dtypes, if a quick look shows that NumPy arrays agree and can be written.
+
+    ``may_be``: a partner may be the very array that is written.
+    """
+    return None if _host.code is None else _host.code.fitting(written, others, may_be)
+
+
 def whole_and_apart(
     backend: Backend, written: Sequence[Array | None], read: Iterable[Array | None]
 ) -> bool:

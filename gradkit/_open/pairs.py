@@ -7,6 +7,7 @@ from itertools import chain
 from operator import eq, is_
 from typing import Any, TypeAlias
 
+from gradkit._arrays import HOST
 from gradkit._backend import Borrowed, Known
 from gradkit._calls import checks
 from gradkit._dtypes import float_of
@@ -46,6 +47,10 @@ def check_pairs(
         refuse_mixture(others.name(0), others.framework, written.name(0), written.framework)
     if not same_device(others.views[0], written.views[0]):
         check_device(others.views[0], others.name(0), written.views[0], written.name(0))
+    if written.framework is HOST:
+        fitting = memory.fitting(written.views, others.views, may_be=may_be)
+        if fitting is not None and all(why(*pair) is None for pair in fitting):
+            return
     pairing = _pairing_of(written, others, why, may_be)
     if pairing is not None and pairing.fits:
         return

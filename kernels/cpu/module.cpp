@@ -14,6 +14,7 @@
 #include "operation.h"
 #include "row_calls.h"
 #include "statistics.h"
+#include "tensors.h"
 
 namespace nb = nanobind;
 

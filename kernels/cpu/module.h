@@ -5,20 +5,13 @@
 #include <nanobind/nanobind.h>
 
 #include "list_calls.h"
-#include "tensors.h"
+#include "memory.h"
 
-// The memory of an array or a tensor. The caller holds that, so its buffer need not be held.
+// The memory of an array or a tensor, which the caller holds.
 class Buffer {
 public:
-    explicit Buffer(PyObject* array) {
-        if (is_tensor(array)) {
-            const Tensor tensor(array);
-            tensor.describe(buffer_, strides_);
-            dtype_ = tensor.dtype();
-        } else if (PyObject_GetBuffer(array, &buffer_, PyBUF_STRIDES))
-            throw nanobind::python_error();
-    }
-    ~Buffer() { PyBuffer_Release(&buffer_); }  // a tensor's has no owner, and nothing to release
+    explicit Buffer(PyObject* array) : dtype_(open_memory(array, buffer_, strides_)) {}
+    ~Buffer() { PyBuffer_Release(&buffer_); }  // of what has an owner
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
 
@@ -27,12 +20,7 @@ public:
 
     Dtype dtype() const {
         if (dtype_ >= 0) return static_cast<Dtype>(dtype_);
-        if (buffer_.itemsize != 2) return buffer_.itemsize == 4 ? F32 : F64;
-        // Only the array itself tells the 16-bit dtypes apart.
-        static PyObject* const half =
-            nanobind::module_::import_("numpy").attr("dtype")("float16").release().ptr();
-        const nanobind::object own = nanobind::handle(buffer_.obj).attr("dtype");
-        return own.ptr() == half || own.equal(nanobind::handle(half)) ? F16 : BF16;
+        return number_of(nanobind::handle(buffer_.obj).attr("dtype"));
     }
 
     Side side(const i64* strides) const {
@@ -42,7 +30,7 @@ public:
 private:
     Py_buffer buffer_;
     Py_ssize_t strides_[MOST_AXES];
-    int dtype_ = -1;  // a tensor's
+    int dtype_;
 };
 
 static_assert(sizeof(Py_ssize_t) == sizeof(i64), "strides are read where they lie");

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "tensors.h"
+#include "memory.h"
 #include "xla_call.h"
 
 // An array that an operation is given, which may be absent.
@@ -22,14 +22,12 @@ public:
     bool is_python() const { return object_.is_valid(); }
     bool is_none() const { return !memory_.buf && (!object_.is_valid() || object_.is_none()); }
 
-    // A tensor's strides are written to `strides`.
+    // As open_memory.
     void open(Py_buffer& buffer, Py_ssize_t (&strides)[MOST_AXES]) const {
         if (memory_.buf)
             buffer = memory_;
-        else if (is_tensor(object_.ptr()))
-            Tensor(object_.ptr()).describe(buffer, strides);
-        else if (PyObject_GetBuffer(object_.ptr(), &buffer, PyBUF_STRIDES))
-            throw nanobind::python_error();
+        else
+            open_memory(object_.ptr(), buffer, strides);
     }
 
 private:

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "module.h"
+#include "tensors.h"
 
 namespace nb = nanobind;
 
@@ -17,12 +18,6 @@ struct Range {
 };
 
 typedef std::vector<Range> Ranges;
-
-bool is_numpys(PyObject* array) {
-    static PyObject* const kind =
-        nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
-    return nb::handle(array).type().ptr() == kind;
-}
 
 // Whether two elements may share memory, as gradkit/_open/memory.py says it.
 bool overlaps_itself(const Py_buffer& array) {
@@ -93,6 +88,34 @@ bool apart(nb::handle written, nb::handle read) {
         && append_plain(ranges, Sequence(read), false) && lie_apart(ranges);
 }
 
+bool has_shape_of(const Py_buffer& array, const Py_buffer& other) {
+    return array.ndim == other.ndim && std::equal(array.shape, array.shape + array.ndim, other.shape);
+}
+
+// The different pairs of dtypes of two lists of NumPy's arrays, if each has its partner's shape and can be
+// written apart from all others, except perhaps the very partner; None if that is not so, or not clear.
+nb::object fitting(nb::handle written, nb::handle others, bool may_be) {
+    const Sequence into(written), from(others);
+    Ranges ranges;
+    nb::list found;
+    nb::handle last[2];
+    if (into.length() != from.length()) return nb::none();
+    for (i64 k = 0, length = into.length(); k < length; ++k) {
+        PyObject *const array = into[k], *const other = from[k];
+        if (!is_numpys(array) || !is_numpys(other)) return nb::none();
+        const Buffer own(array), partner(other);
+        if (own->readonly || overlaps_itself(*own) || !has_shape_of(*own, *partner)) return nb::none();
+        append(ranges, *own, k, true);
+        if (array != other || !may_be) append(ranges, *partner, k, false);
+        const nb::handle dtypes[] = {dtype_of(array), dtype_of(other)};
+        if (!dtypes[0].is(last[0]) || !dtypes[1].is(last[1]))
+            found.append(nb::make_tuple(dtypes[0], dtypes[1]));
+        std::copy(dtypes, dtypes + 2, last);
+    }
+    if (!lie_apart(ranges)) return nb::none();
+    return found;
+}
+
 // The positions of arrays in both lists whose ranges meet.
 nb::list meetings(nb::handle written, nb::handle read) {
     Ranges ranges, open[2];  // those that may reach into the next one
@@ -115,20 +138,13 @@ nb::list meetings(nb::handle written, nb::handle read) {
     return found;
 }
 
-PyObject* dtype_of(PyObject* array) {
-    static PyObject* const name = PyUnicode_InternFromString("dtype");
-    PyObject* const dtype = PyObject_GetAttr(array, name);
-    if (!dtype) throw nb::python_error();
-    return dtype;
-}
-
 // Whether there are arrays, all NumPy's and of some dtypes; and if `written`, as in `apart`.
 bool plain(nb::handle arrays, nb::handle dtypes, bool written) {
     const Sequence items(arrays);
-    nb::object known;  // the last one's
+    nb::handle known;  // the last one's
     for (i64 k = 0, length = items.length(); k < length; ++k) {
         if (!is_numpys(items[k])) return false;
-        const nb::object dtype = nb::steal(dtype_of(items[k]));
+        const nb::handle dtype = dtype_of(items[k]);
         if (!dtype.is(known) && PySet_Contains(dtypes.ptr(), dtype.ptr()) != 1) return false;
         known = dtype;
     }
@@ -144,15 +160,28 @@ i64 also_written(const Sequence& items, i64 written, i64 item) {
     return 0;
 }
 
-// What a plan depends on of arrays, which may be None: dtypes, shapes, strides and which are one.
-// None if one is not NumPy's, or one of the first, which are `written`, cannot clearly be.
-nb::object described(nb::handle arrays, i64 written) {
+bool is_plain(nb::handle value) {
+    const PyTypeObject* const kind = Py_TYPE(value.ptr());
+    return value.is_none() || kind == &PyBool_Type || kind == &PyFloat_Type || kind == &PyLong_Type;
+}
+
+// All that a plan depends on: what computes, a call's options and their types, and the arrays, which may
+// be None, by dtypes, shapes, strides and which are one. None if an array is not NumPy's, if one of the
+// first, which are `written`, cannot clearly be, or if what no plan depends on is more than numbers.
+nb::object signature(
+    nb::handle backend, nb::tuple options, nb::tuple passed, nb::handle arrays, i64 written
+) {
+    for (nb::handle value : passed)
+        if (!is_plain(value)) return nb::none();
     const Sequence items(arrays);
     const i64 count = items.length();
     std::vector<i64> numbers;
+    std::vector<PyObject*> key = {backend.ptr()};  // borrowed
     numbers.reserve(8 * count);
+    key.reserve(2 + 2 * options.size() + count);
+    for (nb::handle option : options) key.push_back(option.ptr());
+    for (nb::handle option : options) key.push_back(option.type().ptr());
     Ranges ranges;
-    nb::list seen;
     for (i64 k = 0; k < count; ++k) {
         PyObject* const array = items[k];
         if (array == Py_None) {
@@ -170,11 +199,17 @@ nb::object described(nb::handle arrays, i64 written) {
         numbers.push_back(buffer->ndim);
         numbers.insert(numbers.end(), buffer->shape, buffer->shape + buffer->ndim);
         numbers.insert(numbers.end(), buffer->strides, buffer->strides + buffer->ndim);
-        seen.append(nb::steal(dtype_of(array)));
+        key.push_back(dtype_of(array).ptr());
     }
     if (!lie_apart(ranges)) return nb::none();
-    seen.append(nb::bytes(numbers.data(), numbers.size() * sizeof(i64)));
-    return nb::tuple(seen);
+    const nb::bytes seen(numbers.data(), numbers.size() * sizeof(i64));
+    key.push_back(seen.ptr());
+    const nb::object made = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(key.size())));
+    for (size_t k = 0; k < key.size(); ++k) {
+        Py_INCREF(key[k]);
+        if (PyTuple_SetItem(made.ptr(), static_cast<Py_ssize_t>(k), key[k])) throw nb::python_error();
+    }
+    return made;
 }
 
 // Tensors of one call.
@@ -320,9 +355,10 @@ nb::object described_tensors(
 
 void define_overlap(nb::module_& module) {
     module.def("apart", &apart);
+    module.def("fitting", &fitting);
     module.def("meetings", &meetings);
     module.def("plain", &plain);
-    module.def("described", &described);
+    module.def("signature", &signature);
     module.def("plain_tensors", &plain_tensors);
     module.def("borrowed_tensors", &borrowed_tensors);
     module.def("described_tensors", &described_tensors);

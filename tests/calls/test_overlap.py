@@ -1,8 +1,10 @@
 """Which arrays share memory, by addresses, shapes and strides alone."""
 
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -124,7 +126,7 @@ def test_nothing_but_numpys_own_writable_arrays_is_plainly_apart():
 
 @pytest.mark.skipif(COMPILED is None, reason="nothing is compiled")
 def test_plain_lists_and_what_a_plan_knows_of_arrays():
-    plain, described = COMPILED.plain, COMPILED.described
+    plain, signature = COMPILED.plain, partial(COMPILED.signature, memory, (1.0,), ())
     a, b, frozen, dtypes = np.zeros(3), np.zeros((2, 3)), np.ones(2), {np.dtype("f8")}
     frozen.flags.writeable = False
     assert plain([a, b], dtypes, True)
@@ -133,20 +135,70 @@ def test_plain_lists_and_what_a_plan_knows_of_arrays():
         assert not plain([a, other], dtypes, False)
     for written in ([], [frozen], [a, a], [b, b[1]]):
         assert not plain(written, dtypes, True)
-    seen = described((a, b, None), 2)
-    assert seen == described((np.ones(3), b + 1, None), 0)
+    seen = signature((a, b, None), 2)
+    assert seen == signature((np.ones(3), b + 1, None), 0)
     for other in (a.view("i8"), a[:2], np.zeros(6)[::2], a.reshape(1, 3), None):
-        assert described((other, b, None), 0) != seen
-    assert described((None, b, a), 0) != described((a, b, None), 0)
-    assert described((b, None, b), 0) != described((None, b, b), 0)
-    same = described((a, b, None, a), 2)
+        assert signature((other, b, None), 0) != seen
+    assert signature((None, b, a), 0) != signature((a, b, None), 0)
+    assert signature((b, None, b), 0) != signature((None, b, b), 0)
+    same = signature((a, b, None, a), 2)
     assert same is not None
     for other in ((a, b, None, b), (a, b, None, a + 1), (a, b, None, None), (a, b, a, None)):
-        assert described(other, 2) not in (same, None)
-    assert described((a, b, a[1:]), 2) is None
+        assert signature(other, 2) not in (same, None)
+    assert signature((a, b, a[1:]), 2) is None
     for written in ((frozen, a), (a, a), (a, b[0], a[1:])):
-        assert described(written, len(written)) is None
-        assert described(written, 0) is not None
+        assert signature(written, len(written)) is None
+        assert signature(written, 0) is not None
+
+
+@pytest.mark.skipif(COMPILED is None, reason="nothing is compiled")
+def test_a_signature_has_all_that_a_plan_depends_on():
+    array = np.zeros((3, 4), ml_dtypes.bfloat16)[::-1, ::2]
+
+    def signature(backend=memory, options=(1, None), passed=()):
+        return COMPILED.signature(backend, options, passed, (array,), 1)
+
+    layout = np.array([array.ndim, *array.shape, *array.strides])
+    assert signature() == (memory, 1, None, int, type(None), array.dtype, layout.tobytes())
+    for other in (signature(HOST), signature(options=(1.0, None)), signature(options=(1, 0))):
+        assert other not in (signature(), None)
+    assert signature(passed=(1, 0.5, True, None)) == signature()
+    for number in (np.float64(1), np.ones(()), "1"):
+        assert signature(passed=(1, number)) is None
+
+
+@pytest.mark.skipif(COMPILED is None, reason="nothing is compiled")
+@given(pairs=st.lists(st.tuples(views(), views()), max_size=3), may_be=st.booleans())
+def test_lists_fit_whose_shapes_agree_and_whose_partners_can_be_written(pairs, may_be):
+    pairs = [(a, a if (a.shape, a.strides) == (b.shape, b.strides) else b) for a, b in pairs]
+    written, others = [a for a, _ in pairs], [b for _, b in pairs]
+    read = [b for a, b in pairs if not (may_be and a is b)]
+    found = memory.fitting(written, others, may_be=may_be)
+    alike = all(a.shape == b.shape for a, b in pairs)
+    if alike and memory.plainly_apart(written, read):
+        assert set(found) == {(a.dtype, b.dtype) for a, b in pairs}
+    else:
+        assert found is None
+
+
+@pytest.mark.skipif(COMPILED is None, reason="nothing is compiled")
+def test_lists_that_fit_have_so_many_arrays_of_numpys_own_in_dtypes_that_are_told():
+    a, b = np.zeros(3, "f4"), np.zeros(3, "f8")
+    written, read = [b.copy(), a.copy(), a.copy()], [b.copy(), b.copy(), a.copy()]
+    assert memory.fitting(written, read, may_be=False) == [
+        (b.dtype, b.dtype),
+        (a.dtype, b.dtype),
+        (a.dtype, a.dtype),
+    ]
+    own = a.view(type("Own", (np.ndarray,), {}))
+    for written, others in (
+        ([a], [a, b]),
+        ([a, b], [a + 1]),
+        ([own], [b]),
+        ([b], [own]),
+        ([a], [2.0]),
+    ):
+        assert memory.fitting(written, others, may_be=True) is None
 
 
 @pytest.mark.usefixtures("code")

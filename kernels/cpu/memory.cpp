@@ -1,0 +1,80 @@
+#include "memory.h"
+
+#include <vector>
+
+#include "tensors.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+// How an array begins: NumPy's own macros, which other extensions are compiled with, read it so.
+struct Fields {
+    PyObject_HEAD
+    char* data;
+    int ndim;
+    Py_ssize_t *shape, *strides;
+    PyObject *base, *dtype;
+    int flags;
+};
+
+constexpr int WRITEABLE = 0x0400;
+
+const Fields& fields_of(PyObject* array) { return *reinterpret_cast<const Fields*>(array); }
+
+struct Kind {
+    PyObject* dtype;
+    Py_ssize_t itemsize;
+    Dtype number;
+};
+
+Kind kind_of(PyObject* dtype) {
+    constexpr size_t MOST = 32;
+    static std::vector<Kind> known;  // of dtypes that are held
+    for (const Kind& each : known)
+        if (each.dtype == dtype) return each;
+    const nb::handle own(dtype);
+    const auto itemsize = nb::cast<Py_ssize_t>(own.attr("itemsize"));
+    const bool half = nb::str("e").equal(own.attr("char"));
+    const Kind found = {dtype, itemsize, itemsize == 2 ? half ? F16 : BF16 : itemsize == 4 ? F32 : F64};
+    if (known.size() < MOST) {
+        own.inc_ref();
+        known.push_back(found);
+    }
+    return found;
+}
+
+}  // namespace
+
+bool is_numpys(PyObject* object) {
+    static PyObject* const kind =
+        nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
+    return nb::handle(object).type().ptr() == kind;
+}
+
+nb::handle dtype_of(PyObject* array) { return fields_of(array).dtype; }
+
+Dtype number_of(nb::handle dtype) { return kind_of(dtype.ptr()).number; }
+
+int open_memory(PyObject* array, Py_buffer& buffer, Py_ssize_t (&strides)[MOST_AXES]) {
+    if (is_tensor(array)) {
+        const Tensor tensor(array);
+        tensor.describe(buffer, strides);
+        return tensor.dtype();
+    }
+    if (!is_numpys(array)) {
+        if (PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES)) throw nb::python_error();
+        return -1;
+    }
+    const Fields& fields = fields_of(array);
+    const Kind kind = kind_of(fields.dtype);
+    buffer = {};  // without an owner
+    buffer.buf = fields.data;
+    buffer.itemsize = buffer.len = kind.itemsize;
+    for (int axis = 0; axis < fields.ndim; ++axis) buffer.len *= fields.shape[axis];
+    buffer.readonly = !(fields.flags & WRITEABLE);
+    buffer.ndim = fields.ndim;
+    buffer.shape = fields.shape;
+    buffer.strides = fields.strides;
+    return kind.number;
+}
