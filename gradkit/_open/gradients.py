@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from itertools import chain, compress, islice
+from itertools import chain, compress, islice, repeat
 from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias
 
@@ -130,6 +130,8 @@ class Gradients(Given):
         """What is said of each: by a function of name and array, or in a container like theirs."""
         if callable(said):
             return map(said, trees.dotted_names(self.tree, self._label), self.arrays)
+        if not isinstance(said, (Mapping, list)):
+            return repeat(said, len(self.arrays))
         return iter(trees.spread(said, self.tree, label, self._label))
 
     def named(self) -> Iterator[tuple[str, Array]]:
@@ -225,6 +227,8 @@ class Gradients(Given):
 
     def _lie_apart_from(self, views: Iterable[Array | None]) -> bool:
         """Whether a quick look shows that they share no memory with other arrays."""
+        if self._plain:
+            return memory.plainly_apart([*views], self.views)
         spans = self.spans()
         if spans is None:
             return False

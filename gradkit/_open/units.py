@@ -105,8 +105,10 @@ def clip_each(
 def _units(group: Gradients, axis: Axis) -> UnitShapes:
     """What the caller's axis makes of each gradient."""
     asked, shapes = tuple(group.each(axis, "axis")), tuple(group.shapes())
-    parts = {type(n) for one in asked for n in (one if type(one) is tuple else (one,))}
-    if parts <= _PLAIN:  # True is 1 to a cache
+    kinds = {*map(type, asked)}
+    if tuple in kinds:
+        kinds = {type(n) for one in asked for n in (one if type(one) is tuple else (one,))}
+    if kinds <= _PLAIN:  # True is 1 to a cache
         with suppress(TypeError, ValueError):
             return _known_units(asked, shapes, ("",) * len(asked))
     return _units_of(asked, shapes, tuple(group.names()))
