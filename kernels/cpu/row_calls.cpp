@@ -27,8 +27,6 @@ constexpr i64 ROW_RUN = 16;
 // Bytes of a gradient, and of its rows, from which on it is written past the caches, which cannot hold
 // it for long. Rows of 512 bytes took twice as long so.
 constexpr i64 STREAMED = 1 << 24, STREAMED_ROW = 3 << 10;
-// Elements from which on a gradient of 16 bits asks for its rows beforehand.
-constexpr i64 FETCHED = 1 << 19;
 // Between questions whether to give up.
 constexpr std::chrono::milliseconds PATIENCE(50);
 constexpr std::align_val_t CACHE_LINE{64};
@@ -253,7 +251,6 @@ bool run_gradient(
     const char* dx = call.dx->data;
     call.streamed = elements * item >= STREAMED && call.width * item >= STREAMED_ROW
         && dx != call.dy->data && dx != call.source->data;
-    call.fetched = call.dtype < F32 && elements >= FETCHED;
     return differentiate(
         setting, call, &RowKernels::means, &RowKernels::gradient, dscale, dbias
     );

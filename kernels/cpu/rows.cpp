@@ -101,6 +101,12 @@ public:
         return at(room);
     }
 
+    // The same in the dtype of memory, which has no gaps, if that is another one.
+    template <typename T> INLINE const Element<T>* read(const Array* array, i64 row, int room) const {
+        if constexpr (std::is_same_v<T, A>) return input(array, row, room);
+        else return reinterpret_cast<const Element<T>*>(row_of(*array, row)) + from_;
+    }
+
     // Writes value(j) to each column j.
     template <typename F> INLINE void write(const Array* array, i64 row, F value) const {
         char* data = row_of(*array, row);
@@ -112,13 +118,6 @@ public:
             narrow_all<f16, A>(data, array->columns, from_, count, value);
         else
             narrow_all<bf16, A>(data, array->columns, from_, count, value);
-    }
-
-    // Asks for 16-bit columns of rows after this one before they are read: it takes a while to come.
-    INLINE void fetch_ahead(const Array* array, i64 row) const {
-        const i64 bytes = count * i64{sizeof(uint16_t)};
-        const char* at = row_of(*array, row) + from_ * i64{sizeof(uint16_t)} + AHEAD;
-        for (i64 k = 0; k < bytes; k += 64) __builtin_prefetch(at + k);
     }
 
     // Where the columns of a row lie, if they can be written past the caches.
@@ -258,11 +257,11 @@ enum Kind { LAYER, RMS, LAYER_OUTPUT, RMS_OUTPUT };
 
 constexpr bool is_centred(Kind kind) { return kind == LAYER || kind == LAYER_OUTPUT; }
 
-// A row of a window of a gradient, whose columns it reads as numbers or vectors V.
-template <typename A, Kind KIND> struct GradientRow {
+// A row of a window of a gradient, whose columns it reads as numbers or vectors V, from a dtype T.
+template <typename A, Kind KIND, typename T = A> struct GradientRow {
     GradientRow(const Gradient& call, const Window<A>& window, i64 row)
-        : dy(window.input(call.dy, row, 0)),
-          source(window.input(call.source, row, 1)),
+        : dy(window.template read<T>(call.dy, row, 0)),
+          source(window.template read<T>(call.source, row, 1)),
           scale(window.scale),
           bias(window.bias),
           mean(KIND == LAYER ? number_of<A>(call.mean, row) : 0),
@@ -275,16 +274,24 @@ template <typename A, Kind KIND> struct GradientRow {
         return (KIND == LAYER ? value - mean : value) * inv_std;
     }
 
-    const Element<A> *dy, *source, *scale, *bias;
+    const Element<T> *dy, *source;
+    const Element<A> *scale, *bias;
     A mean, inv_std;
 };
 
+// Asks for 16-bit columns of a later row: it takes a while to come.
+template <typename T> INLINE void fetch_ahead(const Element<T>* from, i64 j) {
+    if (sizeof(T) == 2) __builtin_prefetch(reinterpret_cast<const char*>(from + j) + AHEAD);
+}
+
 // Sums over columns of w and of w * xhat. Adds to sums over rows of dy * xhat and of dy, if given.
-template <typename A, Kind KIND, bool ADDS> INLINE Sums sums_of(
-    const GradientRow<A, KIND> row, i64 count, Element<A>* of_product, Element<A>* of_dy
+template <bool ADDS, typename A, Kind KIND, typename T> INLINE Sums sums_of(
+    const GradientRow<A, KIND, T> row, i64 count, Element<A>* of_product = nullptr,
+    Element<A>* of_dy = nullptr
 ) {
     return sums_over<A>(count, [=](i64 j, auto& of_w, auto& of_w_xhat) INLINED {
         typedef Plain<decltype(of_w)> V;
+        fetch_ahead(row.dy, j);
         const V dy = read<V>(row.dy + j), scale = read<V>(row.scale + j);
         const V product = dy * row.template xhat<V>(j);
         if (is_centred(KIND)) of_w += dy * scale;
@@ -302,7 +309,7 @@ template <typename A, Kind KIND> void means_of_gradient(
         means[0] = means[1] = 0;
         for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
             const GradientRow<A, KIND> own(call, window, row);
-            const Sums sums = sums_of<A, KIND, false>(own, window.count, nullptr, nullptr);
+            const Sums sums = sums_of<false>(own, window.count);
             means[0] += sums.first;
             means[1] += sums.second;
         });
@@ -310,7 +317,7 @@ template <typename A, Kind KIND> void means_of_gradient(
     }
 }
 
-template <typename A, Kind KIND> void gradient_of(
+template <typename A, Kind KIND, typename T> void gradient_of(
     const Gradient& call, i64 begin, i64 end, i64 from, double* dy_xhat, double* dy, char* scratch
 ) {
     const Window<A> window(call, from, scratch);
@@ -319,18 +326,15 @@ template <typename A, Kind KIND> void gradient_of(
     StreamedRows<A> past_caches;
     for (i64 j = 0; j < count; ++j) of_product[j].value = of_dy[j].value = 0;
     for (i64 row = begin; row < end; ++row) {
-        if (call.fetched) {
-            window.fetch_ahead(call.dy, row);
-            window.fetch_ahead(call.source, row);
-        }
-        const GradientRow<A, KIND> own(call, window, row);
-        const Sums sums = sums_of<A, KIND, true>(own, count, of_product, of_dy);
+        const GradientRow<A, KIND, T> own(call, window, row);
+        const Sums sums = sums_of<true>(own, count, of_product, of_dy);
         const double* means = call.means ? call.means + 2 * row : nullptr;
         const double width = static_cast<double>(call.width);
         const A mean_w = static_cast<A>(means ? means[0] : sums.first / width);
         const A mean_product = static_cast<A>(means ? means[1] : sums.second / width);
         const auto value = [=](i64 j, auto kind) INLINED {
             typedef decltype(kind) V;
+            fetch_ahead(own.source, j);
             const V product = own.template xhat<V>(j) * mean_product;
             const V rest = is_centred(KIND) ? product + mean_w : product;
             return (read<V>(own.dy + j) * read<V>(own.scale + j) - rest) * own.inv_std;
@@ -350,12 +354,24 @@ template <typename A, Kind KIND> void gradient_of(
     for (i64 j = 0; dy && j < count; ++j) dy[j] += of_dy[j].value;
 }
 
+template <typename A, Kind KIND> void gradient_from(
+    const Gradient& call, i64 begin, i64 end, i64 from, double* dy_xhat, double* dy, char* scratch
+) {
+    auto run = gradient_of<A, KIND, A>;
+    if constexpr (sizeof(A) == sizeof(float)) {
+        const i64 item = sizeof(uint16_t);
+        if (call.dtype < F32 && has_no_gaps(call.dy->columns, item) && has_no_gaps(call.source->columns, item))
+            run = call.dtype == F16 ? gradient_of<A, KIND, f16> : gradient_of<A, KIND, bf16>;
+    }
+    run(call, begin, end, from, dy_xhat, dy, scratch);
+}
+
 template <typename A> void gradient(
     const Gradient& call, i64 begin, i64 end, i64 from, double* dy_xhat, double* dy, char* scratch
 ) {
     const auto run = call.from_output
-        ? (call.centred ? gradient_of<A, LAYER_OUTPUT> : gradient_of<A, RMS_OUTPUT>)
-        : (call.centred ? gradient_of<A, LAYER> : gradient_of<A, RMS>);
+        ? (call.centred ? gradient_from<A, LAYER_OUTPUT> : gradient_from<A, RMS_OUTPUT>)
+        : (call.centred ? gradient_from<A, LAYER> : gradient_from<A, RMS>);
     run(call, begin, end, from, dy_xhat, dy, scratch);
 }
 

@@ -34,7 +34,6 @@ struct Gradient : Rows {
     const Array *dy, *source, *ds, *mean, *inv_std, *dx;
     double* means;  // of w and of w * xhat, for each row, if rows are cut into windows
     bool streamed;  // dx may be written past the caches
-    bool fetched;  // what is read is asked for beforehand, of 16 bits
 };
 
 struct Inverse : Rows {
