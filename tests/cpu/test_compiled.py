@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -329,6 +330,25 @@ def test_norms_over_channels_are_those_of_numpy(types, shape):
             size = np.abs(exact).max()
             bound = 4 * unit(got.dtype) * np.abs(exact) + 64 * unit(accumulation(types[0])) * size
             assert (np.abs(wide - exact) <= bound).all()
+
+
+def test_columns_of_16_bits_with_gaps_have_the_bits_of_those_without():
+    """Those without are read where they lie, if both arrays are."""
+    rng = np.random.default_rng(0)
+    for dtype in map(np.dtype, (np.float16, ml_dtypes.bfloat16)):
+        dy, x = (rng.standard_normal((5, 77)).astype(dtype) for _ in range(2))
+        scale, bias = (np.linspace(1, 2, 77).astype(dtype) for _ in range(2))
+        mean, inv_std = np.linspace(-1, 1, 5, dtype="f4"), np.linspace(1, 2, 5, dtype="f4")
+        for call in (
+            lambda dy, x, a=(scale, mean, inv_std): gradkit.layer_norm_grad(dy, x, *a),
+            lambda dy, x, a=(scale, inv_std): gradkit.rms_norm_grad(dy, x, *a),
+            lambda dy, y, a=(scale, bias, inv_std): gradkit.invertible_layer_norm_grad(dy, y, *a),
+            lambda dy, y, a=(scale, inv_std): gradkit.invertible_rms_norm_grad(dy, y, *a),
+        ):
+            expected = call(dy, x)
+            for given in ((np.asfortranarray(dy), x), (dy, np.asfortranarray(x))):
+                for got, ref in zip(call(*given), expected, strict=True):
+                    assert_same_bits(got, ref)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
