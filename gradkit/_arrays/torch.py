@@ -263,6 +263,18 @@ class TorchSubclass(Framework):
                         f"own; pass {instead}")  # fmt: skip
 
 
+def seen_on_host(like: Any, tensors: Sequence[Any], written: int) -> bytes | None:
+    """All that a plan depends on of tensors, if compiled code computes on their memory as it is.
+
+    They are on the device of ``like``, or absent; the first ``written`` are written.
+    """
+    if _is_cuda(like) or not _host.is_compiled():
+        return None
+    code = _describing()
+    found: bytes | None = code and code.described_tensors(tensors, written, True, _ON_CPU, 0)
+    return found
+
+
 @cache
 def _describing() -> Any:
     """Compiled code that PyTorch describes tensors to, or ``None``: older versions, and no code."""

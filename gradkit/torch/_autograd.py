@@ -33,6 +33,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from gradkit._arrays.torch import NESTED
+from gradkit.torch._known import KnownCalls
 
 _NAMESPACE = "gradkit"
 _LIBRARY = torch.library.Library(_NAMESPACE, "DEF")
@@ -58,16 +59,16 @@ def refuse_nested(tensor: Tensor, label: str) -> None:
 
 
 class Operator(NamedTuple):
-    """A function of gradkit that returns a tuple, and the operator that runs it."""
+    """A function of gradkit by its calls, which return tuples, and the operator that runs it."""
 
-    run: Callable[..., Any]
+    calls: KnownCalls
     overload: Any
 
 
 def operator(
     schema: str, run: Callable[..., Any], describe: Callable[..., Any], *, last: bool = False
-) -> Operator:
-    """Define an operator by what it runs and by what its results look like.
+) -> Any:
+    """Define an operator by what it runs and by what its results look like; return it.
 
     ``last``: it is a gradient, which has no derivatives of its own.
     """
@@ -83,7 +84,7 @@ def operator(
     torch.library.register_vmap(qualified, _one_by_one(overload), lib=_LIBRARY)
     if last:
         _tell_autograd(overload, partial(Gradient.apply, overload))
-    return Operator(run, overload)
+    return overload
 
 
 def _complete(run: Callable[..., Any], *, single: bool) -> Callable[..., Any]:
@@ -132,20 +133,24 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
 # Plain tensors
 
 
-def _are_plain(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether nobody but autograd takes part in a call on these tensors, the first of which is one.
+def _is_observed(tensor: Tensor) -> bool:
+    """Whether others than autograd take part in calls on a tensor, or it is no plain one.
 
     Like a subclass is a tensor of a transform and one without memory, and any while a mode is on.
     """
-    if (
-        _are_functorch_transforms_active()
+    return bool(
+        _dispatch_isTensorSubclassLike(tensor)
+        or _are_functorch_transforms_active()
         or _get_tracing_state() is not None
         or forward_ad._current_level >= 0
-    ):
-        return False
+    )
+
+
+def _are_plain(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether nobody but autograd takes part in a call on tensors, the first of which is one."""
     for tensor in tensors:
         if tensor is not None and (
-            _dispatch_isTensorSubclassLike(tensor) or tensor.is_neg() or tensor._is_zerotensor()
+            _is_observed(tensor) or tensor.is_neg() or tensor._is_zerotensor()
         ):
             return False
     first = tensors[0]
@@ -194,8 +199,8 @@ class Norm:
     inputs. A ``residual`` norm has two summands for inputs, whose gradient is one, and returns
     their sum too: both results are differentiable; otherwise the first is. ``past``: the operator
     of the gradient takes that of the sum too, as its last argument. ``in_place``: so many tensors,
-    the last ones, are written by ``at_once``, which runs on plain tensors. The operator returns new
-    ones as its last results, which are copied outside of it: so compilers see every write.
+    the last ones, are written by calls on plain tensors. The operator returns new ones as its last
+    results, which are copied outside of it: so compilers see every write.
     """
 
     forward: Operator
@@ -205,23 +210,22 @@ class Norm:
     residual: bool = False
     past: bool = False
     in_place: int = 0
-    at_once: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         self.overload, gradient = self.forward.overload, self.gradient
         self.results = 2 if self.residual else 1
         self.seen: int | slice = slice(2) if self.residual else 0  # of all results
-        self._run = self.at_once or self.forward.run
+        self._calls = self.forward.calls
         inputs = self.overload._schema.arguments
         self._tensors = sum("Tensor" in str(argument.type) for argument in inputs)
         self._summands = self.results  # that share the first gradient
         owners = len(gradient.overload._schema.returns) + self._summands - 1
-        self._ownerless = (None,) * (len(inputs) - owners)
+        self._ownerless = (None,) * (len(inputs) + 1 - owners)  # what computes is an input too
         self._all = (True,) * owners + (False,) * len(self._ownerless)
         name = "".join(map(str.capitalize, self.overload._opname.split("_")))
         self._apply = _function_of_operators(name, self).apply
         # Function.apply would look for the transforms that are known to be absent.
-        function: Any = super(torch.autograd.Function, _function_at_once(name, self._run, self))
+        function: Any = super(torch.autograd.Function, _function_at_once(name, self))
         self._apply_at_once = function.apply
         _tell_autograd(self.overload, self._apply)
 
@@ -230,7 +234,8 @@ class Norm:
         tensors = args[: self._tensors]
         if is_compiling():
             return self.dispatched(*args)[self.seen]
-        if not _are_plain(tensors):
+        compute = None if _is_observed(tensors[0]) else self._calls.find(args)
+        if compute is None and not _are_plain(tensors):
             for tensor, argument in zip(tensors, self.overload._schema.arguments, strict=False):
                 if tensor is not None:
                     refuse_nested(tensor, _NAMES.get(argument.name, argument.name))
@@ -238,8 +243,8 @@ class Norm:
         if is_grad_enabled():
             for tensor in tensors:
                 if tensor is not None and tensor.requires_grad:
-                    return self._apply_at_once(*args)
-        return self._run(*args)[self.seen]
+                    return self._apply_at_once(*args, compute or self._calls)
+        return (compute or self._calls)(*args)[self.seen]
 
     def dispatched(self, *args: Any) -> Any:
         """All results, as a tuple, through the dispatcher."""
@@ -259,15 +264,19 @@ class Norm:
         given = (*gradients, *self._ownerless)
         if needed == self._all:
             return given
-        return tuple([g if n else None for g, n in zip(given, needed, strict=True)])
+        return tuple([g if n else None for g, n in zip(given, needed, strict=False)])
 
 
-def _function_at_once(name: str, run: Callable[..., Any], norm: Norm) -> Any:
-    """A function for plain tensors, in whose backward pass others may take part."""
-    (run_gradient, overload), keep, seen = norm.gradient, norm.keep, norm.seen
+def _function_at_once(name: str, norm: Norm) -> Any:
+    """A function for plain tensors, in whose backward pass others may take part.
 
-    def forward(ctx: Any, *args: Any) -> Any:
-        results = run(*args)
+    Its last argument is what computes the forward pass.
+    """
+    (calls, overload), keep, seen = norm.gradient, norm.keep, norm.seen
+
+    def forward(ctx: Any, *given: Any) -> Any:
+        *args, compute = given
+        results = compute(*args)
         tensors, ctx.options = keep(args, results)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
@@ -276,9 +285,12 @@ def _function_at_once(name: str, run: Callable[..., Any], norm: Norm) -> Any:
     def compute(arrived: Sequence[Any], *args: Any) -> Any:
         if is_compiling():  # the backward pass alone
             return overload(*args)
-        if is_grad_enabled() or not _are_plain(arrived):
+        if is_grad_enabled():
             return _gradients(overload, *args)
-        return run_gradient(*args)
+        known = None if _is_observed(arrived[0]) else calls.find(args)
+        if known is None and not _are_plain(arrived):
+            return _gradients(overload, *args)
+        return (known or calls)(*args)
 
     return _function(name, forward, _backward(norm, compute))
 

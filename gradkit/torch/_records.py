@@ -13,6 +13,7 @@ from gradkit._calls.record import Call, Described
 from gradkit._dtypes import dtype_named
 from gradkit._open.dispatch import run
 from gradkit.torch._autograd import Kept, Norm, Operator, operator
+from gradkit.torch._known import KnownCalls
 
 # The types of arguments that are neither tensors nor floats.
 _TYPES = {
@@ -59,7 +60,6 @@ def norm_of(name: str, forward: type[Call], gradient: type[Call], **instead: str
         residual="s" in forward.result_names,
         past="ds" in _names(gradient),
         in_place=len(forward.in_place),
-        at_once=_run_of(forward),
     )
 
 
@@ -68,9 +68,10 @@ def _operator(name: str, kind: type[Call], *, last: bool = False) -> Operator:
 
     It writes clones of what a call writes in place, and returns them behind the results.
     """
-    compute, call_of = _run_of(kind), _maker(kind)
+    run, call_of = _run_of(kind), _maker(kind)
+    compute = run
     if kind.in_place:
-        compute = _on_clones(compute, len(kind.arguments), len(kind.in_place))
+        compute = _on_clones(run, len(kind.arguments), len(kind.in_place))
 
     def describe(*args: Any) -> Any:
         call = call_of(args)
@@ -81,7 +82,16 @@ def _operator(name: str, kind: type[Call], *, last: bool = False) -> Operator:
         made = *results, *clones
         return made if len(made) > 1 else made[0]
 
-    return operator(_schema(name, kind), compute, describe, last=last)
+    overload = operator(_schema(name, kind), compute, describe, last=last)
+    return Operator(_known_calls(kind, run), overload)
+
+
+def _known_calls(kind: type[Call], run: Callable[..., tuple[Any, ...]]) -> KnownCalls:
+    """The calls of a kind, by where its tensors and numbers are among an operator's arguments."""
+    names, numbers = _names(kind), {*kind.passing, *kind.numbers}
+    tensors = [names.index(name) for name in kind.ordered_names]
+    others = [k for k, name in enumerate(names) if name in numbers]
+    return KnownCalls(run, tensors, others, len(kind.in_place))
 
 
 def _run_of(kind: type[Call]) -> Callable[..., tuple[Any, ...]]:
