@@ -144,8 +144,10 @@ class Borrowed(Sequence[Array]):
         return self._made[index] if self._made else self._make(index)
 
 
-def picked(views: Sequence[Array], chosen: Iterable[Any]) -> Views | Borrowed:
+def picked(views: Sequence[Array], chosen: Iterable[Any]) -> "Views | Borrowed | Readable":
     """Those of a call's gradients that are chosen."""
+    if isinstance(views, Readable):
+        return views.picked(chosen)
     if not isinstance(views, Borrowed) or len(views.layout) == 1:
         return Views(compress(views, chosen))
     places = [*compress(range(len(views)), chosen)]
@@ -170,7 +172,17 @@ class Readable(Sequence[Array]):
         return iter(self._made())
 
     def __getitem__(self, index: Any) -> Any:
-        return self._made()[index]
+        if self._views or not isinstance(index, int):
+            return self._made()[index]
+        return self._make([self.arrays[index]])[0]
+
+    def picked(self, chosen: Iterable[Any]) -> "Readable":
+        """Those that are chosen."""
+        return self.of([*compress(self.arrays, chosen)])
+
+    def of(self, arrays: list[Any]) -> "Readable":
+        """Other arrays of the same library."""
+        return Readable(arrays, self._make)
 
     def _made(self) -> Sequence[Array]:
         self._views = self._views or self._make(self.arrays)

@@ -80,6 +80,10 @@ class Framework:
         """
         return None
 
+    def alike(self, arrays: list[Any]) -> list[Any] | None:
+        """New arrays of the shapes and dtypes of readable ones; ``None``: use ``empty``."""
+        return None
+
     def columns(self, arrays: Sequence[Any]) -> Borrowed | None:
         """Arrays that are views already, as lists need them, if all are floating-point ones."""
         return None

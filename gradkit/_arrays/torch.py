@@ -93,6 +93,12 @@ class Torch(Framework):
             return None
         return Readable(arrays, partial(self.views, write=write))
 
+    def alike(self, arrays: list[Any]) -> list[Any] | None:
+        torch = sys.modules["torch"]
+        if _is_observed(arrays[0]):
+            return None
+        return [torch.empty_like(a, memory_format=torch.contiguous_format) for a in arrays]
+
     def new(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> Any:
         torch = sys.modules["torch"]
         tensor = torch.empty(shape, dtype=_torch_dtype(dtype), device=like.device)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 import gradkit._cpu.compiled as compiled
+from gradkit._backend import Readable
 from gradkit._calls import lists as records
 from gradkit._numpy.at_random import key_of
 from gradkit._numpy.block_clipping import unit_factors
@@ -151,6 +152,9 @@ def keep_if(call: records.KeepIf) -> None:
         return
     wide, source = [], []
     with Uninterrupted():
+        if isinstance(call.old, Readable) and isinstance(call.new, Readable):
+            compiled.accumulate(call.old, call.new, 1.0, True, workers(), None, None)
+            return
         for old, new in zip(call.old, call.new, strict=True):
             if old.itemsize == 1:  # compiled code has no such dtype
                 np.copyto(old, new)

@@ -163,8 +163,22 @@ def pair_of(out: Any, second: str) -> tuple[Any, Any]:
     return out
 
 
-def twins(group: Gradients, out: Any, apart: Iterable[Any] = ()) -> Results | Twins:
+class Likes(NamedTuple):
+    """New arrays like gradients that compiled code reads: as ``Results``."""
+
+    views: Readable
+
+    def results(self) -> list[Any]:
+        """What the caller gets."""
+        return self.views.arrays
+
+
+def twins(group: Gradients, out: Any, apart: Iterable[Any] = ()) -> Results | Twins | Likes:
     """Arrays like the gradients: the caller's, or new ones."""
+    if out is None and isinstance(group.views, Readable):
+        made = group.framework.alike(group.arrays)
+        if made is not None:
+            return Likes(group.views.of(made))
     given = None
     if out is not None:
         given = tuple(_in_order_of(group, out))
@@ -184,6 +198,7 @@ def _in_order_of(group: Gradients, out: Any) -> list[Any]:
     return arrays
 
 
-def apart_from(clipped: Results | Twins) -> Iterator[tuple[str, Array]]:
+def apart_from(clipped: Results | Twins | Likes) -> Iterator[tuple[str, Array]]:
     """Clipped gradients by name, with which norms must share no memory."""
-    return ((f"out[0], gradient {i}", view) for i, view in enumerate(clipped.views))
+    for i, view in enumerate(clipped.views):  # which may have to be made
+        yield f"out[0], gradient {i}", view

@@ -11,7 +11,18 @@ import numpy as np
 
 from gradkit import _host
 from gradkit._arrays import HOST, NOTHING, Framework, backend_of, framework_for, is_array
-from gradkit._backend import Array, Borrowed, Number, Shape, Spans, Spec, Spread, Views, picked
+from gradkit._backend import (
+    Array,
+    Borrowed,
+    Number,
+    Readable,
+    Shape,
+    Spans,
+    Spec,
+    Spread,
+    Views,
+    picked,
+)
 from gradkit._calls import checks
 from gradkit._calls.roles import Grads
 from gradkit._dtypes import FLOATS, float_name
@@ -84,25 +95,19 @@ class Gradients(Given):
     ):
         self.numbers = []
         self._label, self._instead, self._several, self._floats = label, instead, several, floats
-        write = bool(instead)
         # What a thousand small gradients have in common is looked at once, and each by itself
         # only if something is unusual: the checks must not take longer than the work.
-        if type(grads) is list and _host.code is not None:
-            own = [*grads]
-            views: Grads | None = own if _host.code.plain(own, _FLOATS, write) else None
-            framework = HOST if views is own else framework_for(type(own[0])) if own else None
-            if views is None and framework is not None and framework.lends:
-                views = framework.readable(own, write=write)
-            if framework is not None and views is not None:
-                self.tree = self.arrays = own
-                self.views, self.like, self.shares, self._plain = views, own[0], [], True
-                self.framework, self.backend = framework, chosen.get()
-                return
+        if type(grads) is list and self._are_readable([*grads]):
+            self.tree = self.arrays
+            return
         kinds = set(map(type, grads)) if type(grads) is list else _UNKNOWN
         frameworks = set(map(framework_for, kinds))
         if None in frameworks:
             self.tree = trees.freeze(grads)
-            self.arrays = trees.leaves(self.tree)
+            leaves = trees.leaves(self.tree)
+            if self._are_readable(leaves):
+                return
+            self.arrays = leaves
             kinds = set(map(type, self.arrays))
             frameworks = set(map(framework_for, kinds))
         else:
@@ -140,11 +145,17 @@ class Gradients(Given):
 
     def dtypes(self) -> Iterable[Any]:
         """The dtype of each, as its library or NumPy has it."""
-        return self.views.dtypes if isinstance(self.views, Borrowed) else map(_dtype_of, self.views)
+        own = self.views
+        if isinstance(own, Borrowed):
+            return own.dtypes
+        return map(_dtype_of, own.arrays if isinstance(own, Readable) else own)
 
     def shapes(self) -> Iterable[Shape]:
         """The shape of each."""
-        return self.views.shapes if isinstance(self.views, Borrowed) else map(_shape_of, self.views)
+        own = self.views
+        if isinstance(own, Borrowed):
+            return own.shapes
+        return map(_shape_of, own.arrays if isinstance(own, Readable) else own)
 
     def spans(self) -> Spans | None:
         """Where they lie, if a quick look shows that they are contiguous and share no memory."""
@@ -265,6 +276,22 @@ class Gradients(Given):
         if self._beside_host():
             own = [array for array in own if framework_for(type(array)) is self.framework]
         self.framework.wrote(own)  # a library that has arrays of its own
+
+    def _are_readable(self, own: list[Any]) -> bool:
+        """Whether compiled code takes arrays as they are; then there is no more to open."""
+        if _host.code is None or not own:
+            return False
+        write, framework = bool(self._instead), framework_for(type(own[0]))
+        views: Grads | None = None
+        if _host.code.plain(own, _FLOATS, write):
+            views = own
+        elif framework is not None and framework.lends:
+            views = framework.readable(own, write=write)
+        if framework is None or views is None:
+            return False
+        self.arrays, self.views, self.like, self.shares = own, views, own[0], []
+        self.framework, self.backend, self._plain = framework, chosen.get(), True
+        return True
 
     def _join(self, beside: Mapping[str, Any]) -> None:
         for label, array in beside.items():

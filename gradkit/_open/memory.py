@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradkit import _host
-from gradkit._backend import Array
+from gradkit._backend import Array, Readable
 from gradkit._calls.backend import Backend
 
 _WORK = 100_000  # steps of the exact overlap search before it gives up (microseconds)
@@ -151,7 +151,10 @@ def meetings(
 
     In the order of ``written``; O(n log n) where few do.
     """
-    if _host.code is not None and {np.ndarray}.issuperset(map(type, (*written, *read))):
+    if _host.code is not None and all(
+        isinstance(arrays, Readable) or {np.ndarray}.issuperset(map(type, arrays))
+        for arrays in (written, read)
+    ):
         return sorted(_host.code.meetings(written, read))
     return _meetings(backend, written, read)
 
