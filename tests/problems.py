@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -53,11 +54,16 @@ def launch(backend, kind, outs, **given):
 
 
 def opened(kind, outs, engine=None, **given):
-    """A call as a backend gets it. Here an engine may be one that takes no arrays of NumPy."""
+    """A call as a backend gets it. Here an engine may be one that takes no arrays of NumPy.
+
+    A plan that depends on it is the call's own.
+    """
     call = call_of(kind, **given)
     Opened(call, outs=tuple(outs)).check_values()
     call.__dict__.update(zip(call.result_names, outs, strict=True))
     call.engine = engine
+    if "engine" in kind.numbers:
+        call.plan = copy(call.plan)
     return call
 
 

@@ -15,7 +15,7 @@ from gradkit import _host
 from gradkit._arrays import cuda
 from gradkit._arrays.base import NOTHING, Framework, Lent
 from gradkit._backend import Array, Borrowed, Readable, Shape, Spec
-from gradkit._calls.backend import Backend
+from gradkit._calls.backend import Backend, NeedsArrays
 from gradkit._calls.record import Plan
 from gradkit._dtypes import FLOATS, dtype_named
 
@@ -232,15 +232,22 @@ class _OnDevice(_OnHost):
     def compute(self, call: Any, results: Sequence[Any]) -> None:
         """Launch on PyTorch's current stream."""
         set_ = call.__dict__.__setitem__
-        given = self._addresses[len(self._addresses) - len(call.ordered_names) :]
-        for name, address in zip(call.ordered_names, given):  # noqa: B905 - strict takes longer
+        first = len(self._addresses) - len(call.ordered_names)
+        for name, address in zip(call.ordered_names, self._addresses[first:]):  # noqa: B905 - strict takes longer
             if address:
                 set_(name, address)
         for name, tensor in zip(call.result_names, results):  # noqa: B905
             if tensor is not None:
                 set_(name, tensor.data_ptr())
         with _on_stream(self._device):
-            super().compute(call, results)
+            try:
+                super().compute(call, results)
+            except NeedsArrays:
+                names = *call.ordered_names, *call.result_names
+                for name, tensor in zip(names, (*self._arrays[first:], *results), strict=True):
+                    if tensor is not None:
+                        set_(name, _on_device(tensor))
+                super().compute(call, results)
 
 
 class TorchSubclass(Framework):

@@ -57,6 +57,10 @@ class Services(Protocol):
         """Compile what operations on arrays of these dtypes need; return how many combinations."""
 
 
+class NeedsArrays(Exception):  # noqa: N818 - no error: the call is made again
+    """Raised before anything is written by a call that was given memory, and needs arrays."""
+
+
 class Backend(Services, ChannelOperations, ListOperations, RowOperations, Protocol):
     """What computes on arrays of one kind, on one device."""
 

@@ -12,6 +12,7 @@ from gradkit._backend import Array, Shape, Spec
 from gradkit._calls.lists import AccumulateGrad, AccumulateGradV2
 from gradkit._cuda.channel_launches import Launches
 from gradkit._cuda.channels import ChannelNorms
+from gradkit._cuda.cudnn.batch_normalization import Ready
 from gradkit._cuda.cudnn.engines import may_be_cudnns
 from gradkit._cuda.gated_norm import GatedNorms
 from gradkit._cuda.launch.buffers import address_of, on_device
@@ -61,9 +62,11 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
             return False
         if isinstance(call, (AccumulateGrad, AccumulateGradV2)):
             return call.plan.launcher is not None
+        launcher = call.plan.launcher
+        if isinstance(launcher, Ready):
+            return True
         if may_be_cudnns(call):
             return False  # it needs arrays
-        launcher = call.plan.launcher
         return isinstance(launcher, (RowLaunches, Launches)) and bool(launcher.all_usable.gapless)
 
     def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:

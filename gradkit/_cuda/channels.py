@@ -9,6 +9,7 @@ import numpy as np
 
 from gradkit._backend import FLOAT64, Address, Engine, Number
 from gradkit._calls import channels as records
+from gradkit._calls.backend import NeedsArrays
 from gradkit._calls.roles import BatchMean, BatchVar, Parameter, RunningMean, RunningVar, Statistic
 from gradkit._cuda import channel_kernels as kernels
 from gradkit._cuda.channel_kernels import Arrays, Centre, Exact, Means, Named
@@ -20,6 +21,7 @@ from gradkit._cuda.channel_launches import (
 )
 from gradkit._cuda.cudnn import batch_normalization as by_cudnn
 from gradkit._cuda.cudnn import library
+from gradkit._cuda.cudnn.batch_normalization import Ready
 from gradkit._cuda.cudnn.engines import ByCudnn, done_by_cudnn
 from gradkit._cuda.held_groups import HeldGroups, Inputs, Outs
 from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, usable
@@ -235,15 +237,17 @@ class ChannelNorms(OnDevice):
         *parameters: Parameter | None,
     ) -> BatchLaunches:
         """The launches of a call's plan; statistics of their own are of the accumulation dtype."""
-        work: BatchLaunches | None = call.plan.launcher
-        if work is None:
-            x = call.x
-            if statistic is None:
-                wide = accumulation_name(float_name(x.dtype) or "")
-                types: Types = (float_name(x.dtype) or "", wide, wide)
-            else:
-                types = types_of(x, statistic, *parameters)
-            work = batch_launches(self.device, file, x, call.channel_axis, types)
+        known: BatchLaunches | Ready | None = call.plan.launcher
+        if isinstance(known, BatchLaunches):
+            return known
+        x = call.x
+        if statistic is None:
+            wide = accumulation_name(float_name(x.dtype) or "")
+            types: Types = (float_name(x.dtype) or "", wide, wide)
+        else:
+            types = types_of(x, statistic, *parameters)
+        work = batch_launches(self.device, file, x, call.channel_axis, types)
+        if known is None:  # else cuDNN has computed such a call, and may again
             call.plan.launcher = work
         return work
 
@@ -274,7 +278,12 @@ class ChannelNorms(OnDevice):
         self, by_cudnn: ByCudnn, natively: Callable[[Any], None], call: Any, *more: Any
     ) -> Engine:
         """Have cuDNN compute a call if it can; ``more``: what else decides that."""
-        x = call.x
+        x, launcher = call.x, call.plan.launcher
+        if isinstance(launcher, Ready):
+            if launcher.run(self.device, call):
+                return "cudnn"
+            if type(x) is Address:
+                raise NeedsArrays
         if type(x) is Address:  # of a call like one that was native
             natively(call)
             return "native"

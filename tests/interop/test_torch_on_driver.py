@@ -15,8 +15,9 @@ import pytest
 import gradkit
 from gradkit._arrays import cuda
 from gradkit._arrays import torch as adapter
-from gradkit._cuda.cudnn import library
+from gradkit._cuda.cudnn import engines, library
 from gradkit._open import dispatch
+from tests.cudnn.fake import FakeCudnn
 
 from .libraries import framework
 from .test_devices import check_hazards
@@ -202,6 +203,42 @@ def test_a_batch_norm_that_cudnn_may_compute_is_opened(torch, memory, launched, 
     values(gradkit.batch_norm_inference_grad(dy, x, scale, bias, scale))  # never cuDNN's
     values(gradkit.batch_norm_inference_grad(dy, x, scale, bias, scale))
     assert launched.count("BatchNormInferenceGrad") == 1
+
+
+BY_CUDNN = {
+    "BatchNorm": lambda _, x, scale, bias: gradkit.batch_norm(x, scale, bias),
+    "BatchNormGrad": lambda dy, x, scale, bias: gradkit.batch_norm_grad(dy, x, scale, bias, scale),
+    "BatchNormInference": lambda _, x, scale, bias: (
+        gradkit.batch_norm_inference(x, scale, bias, bias, scale),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_CUDNN)
+def test_batch_norms_by_cudnn_are_known(torch, memory, launched, monkeypatch, name):
+    """If it fails later, our own kernels compute, on arrays."""
+    monkeypatch.setattr(library, "_found", library.Cudnn(FakeCudnn()))
+    monkeypatch.setattr(engines, "_warned", False)
+    shape = 2, SHAPE[1], 3
+    _, _, scale, bias = arguments(torch)
+    host = torch.randn(shape), torch.randn(shape), scale, bias
+    expected = BY_CUDNN[name](*(each.double().numpy() for each in host))
+    given = [memory.like(each) for each in host]
+
+    def check(times, engine):
+        cupy.cuda.runtime.deviceSynchronize()  # which the double of cuDNN does not wait for
+        for tensor, array in zip(values(BY_CUDNN[name](*given)), expected, strict=True):
+            np.testing.assert_allclose(tensor.double().numpy(), array, rtol=1e-3, atol=1e-3)
+        assert gradkit.last_engine() == engine
+        assert launched.count(name) == times
+
+    for times in range(3):
+        check(times, "cudnn")
+    library.cudnn().bindings.fails = "CUDNN_STATUS_EXECUTION_FAILED"
+    with pytest.warns(RuntimeWarning, match="cuDNN failed"):
+        check(3, "native")
+    check(4, "native")
+    assert library.cudnn().bindings.asked == 5
 
 
 @pytest.mark.parametrize("name", ["GroupNorm", "GroupNormGrad", "BatchNormGrad"])

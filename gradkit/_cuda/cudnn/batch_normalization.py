@@ -5,17 +5,22 @@ float64 data). Any other array goes through scratch on the device: 16-bit vector
 dense, a ``dy`` or an output whose strides differ from those of ``x``, and a ``dx`` that is ``dy``
 (cuDNN does not document that it is allowed). So do running statistics, which a call that fails must
 not have moved.
+
+A call whose arrays cuDNN takes as they are is repeated, with a plan like it, on addresses alone:
+``Ready``.
 """
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TypeAlias
+import sys
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
 
-from gradkit._backend import Array
+from gradkit._backend import Address, Array
 from gradkit._calls.channels import BatchNorm, BatchNormGrad, BatchNormInference
+from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.descriptions import Dense
-from gradkit._cuda.cudnn.face import BN_MIN_EPSILON, SPATIAL, SPATIAL_PERSISTENT
+from gradkit._cuda.cudnn.face import BN_MIN_EPSILON, SPATIAL, SPATIAL_PERSISTENT, Bindings
 from gradkit._cuda.cudnn.library import Cudnn
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._dtypes import DType, dtype_named, float_of
@@ -24,8 +29,6 @@ from gradkit.errors import CudnnError
 # Unused if statistics are passed, but cuDNN compares it with CUDNN_BN_MIN_EPSILON.
 _BACKWARD_EPSILON = 1e-5
 _ALIGNMENT = 16  # bytes: a kernel's widest access
-# handle, mode, alpha, beta, xDesc, x, yDesc, y, bnScaleBiasMeanVarDesc, bnScale, bnBias
-_Forward: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int]
 _HOST_SCALARS = {
     "float32": (ctypes.c_float(1), ctypes.c_float(0)),
     "float64": (ctypes.c_double(1), ctypes.c_double(0)),
@@ -42,16 +45,7 @@ def batch_norm_grad(
     dscale, dbias = work.wide_output(call.dscale), work.wide_output(call.dbias)
     scale = work.parameter(call.scale, 1)
     mean, inv_std = work.wide(call.mean), work.wide(call.inv_std)
-    at = device.pointer
-    with work.descriptors() as (data, parameter):
-        cudnn.bindings.batchNormalizationBackward(
-            *(work.handle(), work.mode),
-            *(work.one, work.zero, work.one, work.zero),  # alpha and beta of data, of parameters
-            *(data, at(x), data, at(dy), data, at(dx)),
-            *(parameter, at(scale), at(dscale), at(dbias)),
-            *(_BACKWARD_EPSILON, at(mean), at(inv_std)),
-        )
-    work.deliver()
+    work.run(_GRADIENT, call, (x, dy, dx), (scale, dscale, dbias, mean, inv_std))
 
 
 def batch_norm(cudnn: Cudnn, device: Device, call: BatchNorm, *, persistent: bool = False) -> None:
@@ -59,13 +53,10 @@ def batch_norm(cudnn: Cudnn, device: Device, call: BatchNorm, *, persistent: boo
     _check_eps("cudnnBatchNormalizationForwardTraining", call.eps)
     work = _Work(cudnn, device, call.x, call.channel_axis, persistent)
     mean, inv_std = work.wide_output(call.mean), work.wide_output(call.inv_std)
-    factor, running_mean, running_var = work.moved(call)
-    at = device.pointer
-    with work.forward(call) as arguments:
-        moved = factor, running_mean, running_var
-        saved = call.eps, at(mean), at(inv_std)
-        cudnn.bindings.batchNormalizationForwardTraining(*arguments, *moved, *saved)
-    work.deliver()
+    moved = work.moved(call)
+    x, y = work.dense(call.x), work.dense_output(call.y, (call.x,))
+    scale, bias = work.parameter(call.scale, 1), work.parameter(call.bias, 0)
+    work.run(_FORWARD, call, (x, y), (scale, bias, mean, inv_std), (*moved, call.eps))
 
 
 def batch_norm_inference(
@@ -75,10 +66,9 @@ def batch_norm_inference(
     _check_eps("cudnnBatchNormalizationForwardInference", call.eps)
     work = _Work(cudnn, device, call.x, call.channel_axis, persistent)
     mean, var = work.wide(call.mean), work.wide(call.var)
-    at = device.pointer
-    with work.forward(call) as arguments:
-        cudnn.bindings.batchNormalizationForwardInference(*arguments, at(mean), at(var), call.eps)
-    work.deliver()
+    x, y = work.dense(call.x), work.dense_output(call.y, (call.x,))
+    scale, bias = work.parameter(call.scale, 1), work.parameter(call.bias, 0)
+    work.run(_INFERENCE, call, (x, y), (scale, bias, mean, var), (call.eps,))
 
 
 def _check_eps(function: str, eps: float) -> None:
@@ -87,42 +77,165 @@ def _check_eps(function: str, eps: float) -> None:
         raise CudnnError(function, None, reason)
 
 
+class _Function:
+    """One of cuDNN's functions, and where the addresses of a call's arrays are in its arguments.
+
+    ``data`` are the call's fields of the shape of x, of which the last is written, and ``vectors``
+    those with a number for each channel.
+    """
+
+    def __init__(self, name: str, arrange: Callable[..., tuple[Any, ...]], data: str, vectors: str):
+        self.arrange = arrange
+        self.arrays = attrgetter(*data.split(), *vectors.split())
+        self.count = len(data.split())  # of arrays of data, which come first
+        self.of: Callable[[Bindings], Callable[..., None]] = attrgetter(name)
+
+
+def _gradient(
+    layout: "_Layout", x: int, dy: int, dx: int, scale: int, dscale: int, dbias: int, *last: int
+) -> tuple[Any, ...]:
+    data, parameter = layout.descriptors
+    return (
+        *(layout.mode, layout.one, layout.zero, layout.one, layout.zero),  # of data, of parameters
+        *(data, x, data, dy, data, dx),
+        *(parameter, scale, dscale, dbias, _BACKWARD_EPSILON, *last),  # mean, inv_std
+    )
+
+
+def _forward(
+    layout: "_Layout", x: int, y: int, scale: int, bias: int, mean: int, inv_std: int, *more: Any
+) -> tuple[Any, ...]:
+    return *_normalise(layout, x, y, scale, bias), *more, mean, inv_std
+
+
+def _inference(
+    layout: "_Layout", x: int, y: int, scale: int, bias: int, mean: int, var: int, eps: float
+) -> tuple[Any, ...]:
+    return *_normalise(layout, x, y, scale, bias), mean, var, eps
+
+
+def _normalise(layout: "_Layout", x: int, y: int, scale: int, bias: int) -> tuple[Any, ...]:
+    data, parameter = layout.descriptors
+    return layout.mode, layout.one, layout.zero, data, x, data, y, parameter, scale, bias
+
+
+_GRADIENT = _Function(
+    "batchNormalizationBackward", _gradient, "x dy dx", "scale dscale dbias mean inv_std"
+)
+_FORWARD = _Function(
+    "batchNormalizationForwardTraining", _forward, "x y", "scale bias mean inv_std"
+)
+_INFERENCE = _Function(
+    "batchNormalizationForwardInference", _inference, "x y", "scale bias mean var"
+)
+
+
+class Ready:
+    """A call whose arrays cuDNN took as they are: the next of its plan needs addresses alone."""
+
+    def __init__(self, cudnn: Cudnn, layout: "_Layout", function: _Function, more: Sequence[Any]):
+        self._cudnn, self._layout, self._function, self._more = cudnn, layout, function, more
+        self._run, self._failed = function.of(cudnn.bindings), False
+
+    def run(self, device: Device, call: Any) -> bool:
+        """Have cuDNN compute a call; false if it does not, and then nothing was written."""
+        if self._failed or not library.is_used(self._cudnn):
+            return False
+        function, at, stream = self._function, device.pointer, device.cuda_stream()
+        addresses = [a if type(a) is Address else at(a) for a in function.arrays(call)]
+        *read, written = addresses[: function.count]
+        aligned = not any(address % _ALIGNMENT for address in (*read, written))
+        if stream is None or not aligned or written in read:
+            return False
+        arguments = function.arrange(self._layout, *addresses, *self._more)
+        try:
+            self._run(self._cudnn.handles.get(device.number, stream), *arguments)
+        except CudnnError:  # which a call on arrays raises too, or answers
+            self._failed = True
+            return False
+        return True
+
+
+class _Layout:
+    """What shapes, strides and dtypes decide: how arrays are described to cuDNN."""
+
+    def __init__(self, bindings: Bindings, x: Array, channel_axis: int, persistent: bool):
+        row = float_of(x.dtype)
+        self.dense, self.wide = Dense.of(x, channel_axis), dtype_named(row.accumulation)
+        self.one, self.zero = map(ctypes.addressof, _HOST_SCALARS[row.accumulation])
+        if persistent and not self.dense.channels_last:
+            raise ValueError(
+                f"engine='cudnn-persistent' needs channels-last data of 3 or more dimensions; x "
+                f"has shape {x.shape}, strides {x.strides} and channel axis {channel_axis}"
+            )
+        self.mode = SPATIAL_PERSISTENT if persistent else SPATIAL
+        self._bindings, self._data_type = bindings, row.cudnn
+        self._made: list[int] = []
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """Of the data and of vectors of one number per channel."""
+        if not self._made:
+            self._describe()
+        data, parameter = self._made
+        return data, parameter
+
+    def _describe(self) -> None:
+        bindings, dense = self._bindings, self.dense
+        self._made.append(bindings.createTensorDescriptor())
+        self._made.append(bindings.createTensorDescriptor())
+        data, parameter = self._made
+        bindings.setTensor4dDescriptorEx(data, self._data_type, *dense.dims, *dense.strides)
+        bindings.deriveBNTensorDescriptor(parameter, data, self.mode)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            for descriptor in getattr(self, "_made", ()):
+                self._bindings.destroyTensorDescriptor(descriptor)
+
+
 class _Work:
-    """One call's layout, types and scratch.
+    """One call's scratch.
 
     Scratch may be freed as soon as the work is queued, because the device's memory pool reuses it
     in stream order. ``scratch`` keeps what a graph will use again.
     """
 
     def __init__(self, cudnn: Cudnn, device: Device, x: Array, channel_axis: int, persistent: bool):
-        row = float_of(x.dtype)
         self._cudnn, self._device = cudnn, device
-        self._dense = Dense.of(x, channel_axis)
-        self._data_type = row.cudnn
-        self._wide = dtype_named(row.accumulation)
+        self._layout = _Layout(cudnn.bindings, x, channel_axis, persistent)
         self._channels = x.shape[channel_axis]
-        self.one, self.zero = map(ctypes.addressof, _HOST_SCALARS[row.accumulation])
-        if persistent and not self._dense.channels_last:
-            raise ValueError(
-                f"engine='cudnn-persistent' needs channels-last data of 3 or more dimensions; x "
-                f"has shape {x.shape}, strides {x.strides} and channel axis {channel_axis}"
-            )
-        self.mode = SPATIAL_PERSISTENT if persistent else SPATIAL
         self._to_deliver: list[tuple[Array, Array]] = []
+        self._in_place = True  # nothing was copied
 
-    def handle(self) -> int:
+    def run(
+        self,
+        function: _Function,
+        call: Any,
+        data: Sequence[Array],
+        vectors: Sequence[Array],
+        more: Sequence[Any] = (),
+    ) -> None:
+        """Call cuDNN, and copy results from scratch to the outputs, rounded once."""
         stream = self._device.cuda_stream()
         assert stream is not None  # cuDNN is never called on an emulated device
-        return self._cudnn.handles.get(self._device.number, stream)
+        addresses = map(self._device.pointer, (*data, *vectors))
+        arguments = function.arrange(self._layout, *addresses, *more)
+        handle = self._cudnn.handles.get(self._device.number, stream)
+        function.of(self._cudnn.bindings)(handle, *arguments)
+        for wanted, made in self._to_deliver:
+            wanted[...] = made
+        if self._in_place:
+            call.plan.launcher = Ready(self._cudnn, self._layout, function, more)
 
     def dense(self, array: Array) -> Array:
         """The array in the layout of x; a copy unless it already has that layout."""
-        view = array.transpose(self._dense.order)
+        view = array.transpose(self._layout.dense.order)
         return view if self._contiguous_aligned(view) else self._copy(view, view.dtype)
 
     def dense_output(self, array: Array, inputs: tuple[Array, ...]) -> Array:
         """Memory for an output in the layout of x: its own, unless an input shares it."""
-        view = array.transpose(self._dense.order)
+        view = array.transpose(self._layout.dense.order)
         address = self._device.pointer
         shared = any(address(array) == address(other) for other in inputs)
         if self._contiguous_aligned(view) and not shared:
@@ -131,31 +244,32 @@ class _Work:
 
     def wide(self, vector: Array) -> Array:
         """A vector of one number per channel, contiguous and in cuDNN's dtype for it."""
-        if vector.dtype == self._wide and vector.flags.c_contiguous:
-            return vector
-        return self._copy(vector, self._wide)
+        wide = self._layout.wide
+        return vector if self._is_wide(vector) else self._copy(vector, wide)
 
     def wide_output(self, vector: Array | None) -> Array:
         """Memory for one result per channel; ``None`` gets scratch, because cuDNN requires it."""
+        wide = self._layout.wide
         if vector is None:
-            return scratch(self._device, (self._channels,), self._wide)
-        if vector.dtype == self._wide and vector.flags.c_contiguous:
-            return vector
-        return self._scratch_for(vector, self._wide)
+            return self._scratch((self._channels,), wide)
+        return vector if self._is_wide(vector) else self._scratch_for(vector, wide)
 
     def moved(self, call: BatchNorm) -> tuple[float, int, int]:
         """The factor, and addresses of copies of running statistics, or null pointers.
 
         cuDNN weights with 0 too, and 0 * NaN is NaN.
         """
-        if call.running_mean is None or call.momentum == 0:
+        if call.running_mean is None:
+            return 1.0, 0, 0
+        self._in_place = False
+        if call.momentum == 0:
             return 1.0, 0, 0
         running: tuple[Array, Array] = call.running_mean, call.running_var
-        if running[0].dtype.itemsize > self._wide.itemsize:
+        if running[0].dtype.itemsize > self._layout.wide.itemsize:
             reason = f"running statistics in {running[0].dtype} would be rounded"
             function = "cudnnBatchNormalizationForwardTraining"
             raise CudnnError(function, None, f"CUDNN_STATUS_NOT_SUPPORTED: {reason}")
-        made = [self._scratch_for(array, self._wide) for array in running]
+        made = [self._scratch_for(array, self._layout.wide) for array in running]
         for copy, array in zip(made, running, strict=True):
             copy[...] = 0 if call.momentum == 1 else array
         mean, var = made
@@ -165,49 +279,26 @@ class _Work:
         """A scale or bias; ``value`` in each channel if there is none."""
         if vector is not None:
             return self.wide(vector)
-        made = scratch(self._device, (self._channels,), self._wide)
+        made = self._scratch((self._channels,), self._layout.wide)
         made[...] = value
         return made
 
-    def deliver(self) -> None:
-        """Copy results from scratch to the outputs, rounded once."""
-        for wanted, made in self._to_deliver:
-            wanted[...] = made
-
     def _scratch_for(self, wanted: Array, dtype: DType) -> Array:
-        made = scratch(self._device, wanted.shape, dtype)
+        made = self._scratch(wanted.shape, dtype)
         self._to_deliver.append((wanted, made))
         return made
 
     def _copy(self, array: Array, dtype: DType) -> Array:
-        made = scratch(self._device, array.shape, dtype)
+        made = self._scratch(array.shape, dtype)
         made[...] = array
         return made
 
+    def _scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        self._in_place = False
+        return scratch(self._device, shape, dtype)
+
+    def _is_wide(self, vector: Array) -> bool:
+        return bool(vector.dtype == self._layout.wide and vector.flags.c_contiguous)
+
     def _contiguous_aligned(self, array: Array) -> bool:
         return bool(array.flags.c_contiguous and self._device.pointer(array) % _ALIGNMENT == 0)
-
-    @contextmanager
-    def forward(self, call: BatchNorm | BatchNormInference) -> Iterator[_Forward]:
-        """The first arguments of cuDNN's forward functions."""
-        x, y = self.dense(call.x), self.dense_output(call.y, (call.x,))
-        scale, bias = self.parameter(call.scale, 1), self.parameter(call.bias, 0)
-        at = self._device.pointer
-        with self.descriptors() as (data, parameter):
-            settings = (self.handle(), self.mode, self.one, self.zero)
-            yield (*settings, data, at(x), data, at(y), parameter, at(scale), at(bias))
-
-    @contextmanager
-    def descriptors(self) -> Iterator[tuple[int, int]]:
-        """Descriptors of the data and of the vectors of one number per channel."""
-        bindings, dense = self._cudnn.bindings, self._dense
-        made: list[int] = []
-        try:
-            made.append(bindings.createTensorDescriptor())
-            made.append(bindings.createTensorDescriptor())
-            bindings.setTensor4dDescriptorEx(made[0], self._data_type, *dense.dims, *dense.strides)
-            bindings.deriveBNTensorDescriptor(made[1], made[0], self.mode)
-            yield made[0], made[1]
-        finally:
-            for descriptor in made:
-                bindings.destroyTensorDescriptor(descriptor)

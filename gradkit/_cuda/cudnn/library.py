@@ -49,6 +49,11 @@ def cudnn() -> Cudnn:
     return _found
 
 
+def is_used(other: Cudnn) -> bool:
+    """Whether that is the process's cuDNN."""
+    return _found is other
+
+
 def is_missing() -> bool:
     """Whether a call has looked for cuDNN in vain."""
     return isinstance(_found, BackendUnavailableError)
