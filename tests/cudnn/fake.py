@@ -188,6 +188,7 @@ class FakeCudnn:
 
     def _data(self, descriptor, pointer):
         kind, dims, strides = self.descriptors[descriptor]
+        assert pointer % 16 == 0  # a kernel's widest access
         return _memory(pointer, np.dtype(TYPES[kind]), dims, strides)
 
     def _vector(self, descriptor, pointer):

@@ -7,6 +7,7 @@ from gradkit._cuda import CudaBackend
 from gradkit.errors import CudnnError
 from tests.cudnn.cases import COMBINATIONS, Case, ForwardCase, InferenceCase
 from tests.cudnn.fake import HostDevice
+from tests.layouts import LAYOUTS
 
 pytestmark = pytest.mark.cuda
 
@@ -101,6 +102,18 @@ def test_what_was_copied_is_copied_again(install, kind, types, affine):
         _, plan = compute(case, plan)
         case.check()
     assert cudnn.bindings.asked == 2
+
+
+@pytest.mark.parametrize("name", ["scale", "mean", "inv_std", "dscale", "dbias"])
+def test_vectors_with_gaps_are_copied_in_each_call(install, name):
+    install()
+    plan = None
+    for seed in (5, 6):
+        case = Case(SHAPE, 1, F32, seed=seed)
+        setattr(case, name, LAYOUTS["stepped"](getattr(case, name)))
+        ran, plan = compute(case, plan)
+        assert ran == "cudnn"
+        case.check()
 
 
 def test_running_statistics_move_in_each_call(install):

@@ -212,6 +212,21 @@ def test_gradients_that_are_recorded_are_refused_again():
             dx.sum().backward()
 
 
+def test_what_cannot_be_noted_is_tried_once():
+    runs = []
+
+    def run(x):
+        runs.append(x)
+        return (x + 1,)
+
+    calls = known.KnownCalls(run, (0,), (), 0)
+    x = torch.ones(3)
+    for times in (2, 3, 4):  # the first is made, and noted down
+        assert torch.equal(calls(x)[0], x + 1)
+        assert len(runs) == times
+        assert calls.find((x,)) is None
+
+
 def test_calls_are_forgotten_before_they_are_too_many(monkeypatch):
     monkeypatch.setattr(known, "_MOST", 3)
     forward = known.KnownCalls(lambda x, w: (x + w,), (0, 1), (), 0)
