@@ -62,11 +62,9 @@ __device__ __forceinline__ void write_moments(
     double distance, double square, const double* centre, i64 k, i64 count, double eps,
     double* exact, STAT_T* mean, STAT_T* inv_std
 ) {
-    const double variance = fused(-distance, distance, square);
-    const double middle = centre[k] + distance;
-    const double factor = 1 / sqrt((variance < 0 ? 0 : variance) + eps);
-    exact[k] = middle;
-    exact[count + k] = factor;
-    mean[k] = narrow<STAT_T>(middle);
-    inv_std[k] = narrow<STAT_T>(factor);
+    const Statistics found = statistics_about(centre[k], distance, square, eps);
+    exact[k] = found.mean;
+    exact[count + k] = found.inv_std;
+    mean[k] = narrow<STAT_T>(found.mean);
+    inv_std[k] = narrow<STAT_T>(found.inv_std);
 }

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "moments.cuh"
 #include "reductions.cuh"
 
 // The sum of a number of each thread over threadIdx.y, in a fixed order; threads with threadIdx.y
@@ -65,14 +66,6 @@ __device__ __forceinline__ void write_totals(
             if (threadIdx.y == 0 && column < columns) out[column] = narrow<T>(total);
         }
     });
-}
-
-// What a mean distance from a centre adds to it: nothing if it is lost, since distances of float64
-// elements may overflow although they and their mean are finite. Their variance is then infinite.
-template <typename A>
-__device__ __forceinline__ double correction_of(double distance, const double* centre) {
-    const bool lost = sizeof(A) == 8 && !(fabs(distance) <= LARGEST) && fabs(*centre) <= LARGEST;
-    return lost ? 0 : distance;
 }
 
 // Calls `visit` with each column, its mean distance from its centre and the mean square of that, from

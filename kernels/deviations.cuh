@@ -7,9 +7,6 @@
 // Packs, a multiple of AT_ONCE, that are summed in the accumulation dtype before they go to double.
 #define STRETCH (LAST ? 16 : AT_ONCE)
 
-// Times this, as many float64 elements as memory holds add up without overflow.
-#define SHRUNK 0x1p-64
-
 // A thread's sums for its channels of x - centre and of its square; `apart` has a bit set if an
 // element is not the centre.
 struct Sums {
@@ -101,12 +98,6 @@ __device__ __forceinline__ bool exact_enough(const Sums& sums) {
         exact = exact && squares && fabs(sums.of[0][k]) <= LARGEST;
     }
     return exact;
-}
-
-// The mean of `count` elements from the sum of (x - origin) * SHRUNK.
-__device__ __forceinline__ double mean_about(double origin, double total, i64 count) {
-    const double mean = (SHRUNK * origin + total / count) / SHRUNK;
-    return fabs(total) <= LARGEST ? fmin(fmax(mean, -LARGEST), LARGEST) : mean;
 }
 
 // Writes the partial sums of every column: about the centre, or if that is null, of x alone and, of

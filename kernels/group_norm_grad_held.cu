@@ -48,7 +48,7 @@ __device__ __forceinline__ void copy_group(const DATA_T* from, DATA_T* to, int p
 #pragma unroll
         for (int b = 0; b < AT_ONCE; ++b) {
             const int at = pack + b * all_threads();
-            if (at < packs) store<VEC>(to + at * VEC, read[b]);
+            if (at < packs) store<VEC>(to + static_cast<i64>(at) * VEC, read[b]);  // an int: NVRTC stores single words
         }
     }
 }

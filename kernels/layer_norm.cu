@@ -160,16 +160,7 @@ __device__ __forceinline__ Pair<A> sums_of(const Row& row, Index first, const Gr
     Pair<A> sums = {0, 0};
 #pragma unroll
     for (int i = 0; i < GROUP; ++i) {
-        if (column_of(first + i) >= row.width) continue;
-        Pair<A> own;
-#pragma unroll
-        for (int k = 0; k < VEC; ++k) {
-            const A deviation = widen(group.at[i].at(k)) - centre;
-            own.first = k ? own.first + deviation : deviation;
-            own.second = k ? fused(deviation, deviation, own.second) : deviation * deviation;
-        }
-        sums.first += own.first;
-        sums.second += own.second;
+        if (column_of(first + i) < row.width) sums += deviations_of(group.at[i], centre);
     }
     return sums;
 }

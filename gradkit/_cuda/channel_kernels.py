@@ -83,6 +83,8 @@ sum_group_deviations = Named[Data, Centre | None, Partials]("sum_group_deviation
 finish_group_centre = Named[Data, Partials, Centre]("finish_group_centre")
 finish_group_moments = Named[Partials, Centre, Exact, Mean, InvStd]("finish_group_moments")
 normalize_groups = Named[Data, Scale | None, Bias | None, Exact, Data]("normalize_groups")
+# group_norm_held.cu
+held_group_norm = Named[Data, Scale | None, Bias | None, Data, Mean, InvStd]("held_group_norm")
 # group_norm_grad.cu
 sum_group_gradient = Named[Data, Data, Mean, InvStd, Partials]("sum_group_gradient")
 finish_group_means = Named[Partials, Scale | None, Means]("finish_group_means")

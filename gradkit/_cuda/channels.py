@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,14 @@ from gradkit._cuda.cudnn import batch_normalization as by_cudnn
 from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.batch_normalization import Ready
 from gradkit._cuda.cudnn.engines import ByCudnn, done_by_cudnn
-from gradkit._cuda.held_groups import HeldGroups, Inputs, Outs
+from gradkit._cuda.held_groups import (
+    HeldGradient,
+    HeldNorm,
+    Inputs,
+    NormInputs,
+    NormOuts,
+    Outs,
+)
 from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, usable
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import Launch, either, kernel, types_of
@@ -33,6 +40,7 @@ from gradkit.errors import BackendUnavailableError
 
 _Running: TypeAlias = tuple[RunningMean, RunningVar]
 _Batch: TypeAlias = tuple[BatchMean, BatchVar]
+_Held = TypeVar("_Held", HeldNorm, HeldGradient)
 
 _THREADS = 128  # of a block that has one for every channel
 
@@ -192,20 +200,15 @@ class ChannelNorms(OnDevice):
             fill(self.device, call.inv_std, 1 / math.sqrt(call.eps) if call.eps else math.inf)
             fill(self.device, call.mean, 0)
             return
-        work = self._groups("group_norm", call, call.scale, call.bias)
+        work = self._groups(HeldNorm, "group_norm", call, call.scale, call.bias)
         view = work.columns.view
-        outs = view(call.y), call.mean, call.inv_std
-        (x, scale, bias), written = work.usable((view(call.x), call.scale, call.bias), outs)
-        y, mean, inv_std = written
-        partials = work.partials()
-        centre: Centre = work.scratch(1)
-        exact: Exact = work.scratch(2)
-        work.over_columns(kernels.sum_group_deviations, x, None, partials)
-        work.over_groups(kernels.finish_group_centre, x, partials, centre)
-        work.over_columns(kernels.sum_group_deviations, x, centre, partials)
-        statistics = partials, centre, exact, mean, inv_std
-        work.over_groups(kernels.finish_group_moments, *statistics, last=(np.float64(call.eps),))
-        work.over_columns(kernels.normalize_groups, x, scale, bias, exact, y)
+        outs: NormOuts = view(call.y), call.mean, call.inv_std
+        inputs: NormInputs = view(call.x), call.scale, call.bias
+        read, written = work.usable(inputs, outs)
+        if isinstance(work, HeldNorm):
+            work.write(read, written, call.eps)
+        else:
+            _write_group_norm(work, read, written, call.eps)
         work.deliver(outs, written)
 
     def group_norm_grad(self, call: records.GroupNormGrad) -> None:
@@ -214,13 +217,13 @@ class ChannelNorms(OnDevice):
             self._clear(call.dscale)
             self._clear(call.dbias)
             return
-        work = self._group_gradient(call)
+        work = self._groups(HeldGradient, "group_norm_grad", call, call.scale)
         view = work.columns.view
         outs: Outs = view(call.dx), call.dscale, call.dbias
         inputs: Inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
         read, written = work.usable(inputs, outs)
-        if isinstance(work, HeldGroups):
-            work.write_gradient(read, written)
+        if isinstance(work, HeldGradient):
+            work.write(read, written)
         else:
             _write_group_gradient(work, read, written)
         work.deliver(outs, written)
@@ -253,26 +256,19 @@ class ChannelNorms(OnDevice):
 
     def _groups(
         self,
+        kind: type[_Held],
         file: str,
         call: records.GroupNorm | records.GroupNormGrad,
         *parameters: Parameter | None,
-    ) -> GroupLaunches:
-        """The launches of a call's plan."""
-        work: GroupLaunches | None = call.plan.launcher
+    ) -> GroupLaunches | _Held:
+        """The launches of a call's plan: of ``kind`` if blocks can hold its groups."""
+        work: GroupLaunches | _Held | None = call.plan.launcher
         if work is None:
             types, groups = types_of(call.x, call.mean, *parameters), call.mean.shape[1]
-            work = group_launches(self.device, file, call.x, call.channel_axis, groups, types)
+            of = call.x, call.channel_axis, groups, types
+            work = kind.of(self.device, *of) or group_launches(self.device, file, *of)
             call.plan.launcher = work
         return work
-
-    def _group_gradient(self, call: records.GroupNormGrad) -> GroupLaunches | HeldGroups:
-        """The same of a gradient; if blocks can hold its groups, they do."""
-        work: GroupLaunches | HeldGroups | None = call.plan.launcher
-        if work is None:
-            types, groups = types_of(call.x, call.mean, call.scale), call.mean.shape[1]
-            work = HeldGroups.of(self.device, call.x, call.channel_axis, groups, types)
-            call.plan.launcher = work
-        return work or self._groups("group_norm_grad", call, call.scale)
 
     def _by(
         self, by_cudnn: ByCudnn, natively: Callable[[Any], None], call: Any, *more: Any
@@ -303,6 +299,20 @@ class ChannelNorms(OnDevice):
                 library.cudnn().handles.get(self.device.number, stream)
             except BackendUnavailableError:
                 return
+
+
+def _write_group_norm(work: GroupLaunches, inputs: NormInputs, outs: NormOuts, eps: float) -> None:
+    """Write the norm of groups of any size, of which x is read three times."""
+    (x, scale, bias), (y, mean, inv_std) = inputs, outs
+    partials = work.partials()
+    centre: Centre = work.scratch(1)
+    exact: Exact = work.scratch(2)
+    work.over_columns(kernels.sum_group_deviations, x, None, partials)
+    work.over_groups(kernels.finish_group_centre, x, partials, centre)
+    work.over_columns(kernels.sum_group_deviations, x, centre, partials)
+    statistics = partials, centre, exact, mean, inv_std
+    work.over_groups(kernels.finish_group_moments, *statistics, last=(np.float64(eps),))
+    work.over_columns(kernels.normalize_groups, x, scale, bias, exact, y)
 
 
 def _write_group_gradient(work: GroupLaunches, inputs: Inputs, outs: Outs) -> None:

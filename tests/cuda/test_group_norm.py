@@ -6,7 +6,7 @@ import pytest
 from gradkit._calls.channels import GroupNorm, GroupNormGrad
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.channel_launches import group_launches
-from gradkit._cuda.held_groups import HeldGroups, _block
+from gradkit._cuda.held_groups import HeldGradient, HeldNorm, _block, _threads
 from gradkit._cuda.launch.kernels import options_of, source_of
 from tests.backends import Backend, KernelDevice, kernel_mark
 from tests.combinations import combinations
@@ -29,7 +29,7 @@ BACKWARD = (
     "finish_group_parameters",
     "apply_group_gradient",
 )
-HELD = "held_group_gradient", "column_sums"
+HELD = "held_group_norm", "held_group_gradient"
 LISTED = {
     (source_of(file), options_of(macros))
     for file, macros in combinations("group_norm", "group_norm_grad")
@@ -90,7 +90,7 @@ class Emulated(Backend):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_gives_the_same_bits(shape, axis, groups, schedule):
     p = make_groups(shape, groups, LAYER_TYPES[3], axis)
-    one_block = {HELD[0]: 1}  # takes all groups in turn
+    one_block = dict.fromkeys(HELD, 1)  # takes all groups in turn
     device = Emulated(schedule=schedule, seed=3, grid_limit=one_block)
     plain = Emulated()
     assert_all_same_bits(device.results(p), plain.results(p))
@@ -102,7 +102,7 @@ def test_loops_over_blocks_go_round(shape, axis, groups, limit):
     """Kernels whose result does not hang on their grid, on the smallest."""
     p = make_groups(shape, groups, axis=axis)
     device = Emulated(
-        grid_limit=dict.fromkeys((*FORWARD, *BACKWARD, HELD[0]), limit), multiprocessors=3
+        grid_limit=dict.fromkeys((*FORWARD, *BACKWARD, *HELD), limit), multiprocessors=3
     )
     found = device.results(p)
     p.check_forward(device, *found[:3])
@@ -161,33 +161,86 @@ def test_passes_over_the_data(last):
 @pytest.mark.parametrize(("shape", "axis", "groups"), HELD_CASES, ids=str)
 def test_groups_that_fit_are_read_once(shape, axis, groups):
     p, meter = make_groups(shape, groups, axis=axis), Meter()
+    x, scale, bias = meter.put(p.x, p.scale, p.bias)
+    y, mean, inv_std = meter.empty(p.x, p.mean, p.inv_std)
+    given = {"x": x, "scale": scale, "bias": bias, "num_groups": groups}
+    launch(meter.run, GroupNorm, [y, mean, inv_std], **given)
+    moved = meter.moved(HELD[0])
+    threads = p.mean.size * _threads(x.size // p.mean.size // 4)
+    assert moved["x"] == (x.nbytes + 4 * threads, 0)  # each has its group's first element too
+    assert moved["y"] == (0, x.nbytes)
+
+    meter = Meter()
     dy, x, scale, mean, inv_std = meter.put(p.dy, p.x, p.scale, p.mean, p.inv_std)
     dx, dscale, dbias = meter.empty(p.x, p.scale, p.scale)
     given = {"dy": dy, "x": x, "scale": scale, "mean": mean, "inv_std": inv_std}
     launch(meter.run, GroupNormGrad, [dx, dscale, dbias], **given)
-    moved = meter.moved(*HELD)
+    moved = meter.moved(HELD[1], "column_sums")
     assert moved["dy"] == moved["x"] == (x.nbytes, 0)
     assert moved["dx"] == (0, x.nbytes)
     assert moved["first"] == moved["second"] == (0, scale.nbytes)
     launch(meter.run, GroupNormGrad, [dx, None, None], **given)
-    assert meter.moved(*HELD)["dx"] == (0, 2 * x.nbytes)
+    assert meter.moved(HELD[1], "column_sums")["dx"] == (0, 2 * x.nbytes)
+
+
+@pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
+@pytest.mark.parametrize("shape", [(6, 8, 8, 17), (6, 32, 7, 7)], ids=str)
+def test_a_sample_alone_has_the_bits_that_it_has_among_others(shape, types):
+    p = make_groups(shape, 2, types)
+    found = Emulated(multiprocessors=1).results(p)[:3]
+    for sample in (0, 5):
+        alone = make_groups(shape, 2, types)
+        alone.x, alone.dy = p.x[sample : sample + 1], p.dy[sample : sample + 1]
+        alone.__post_init__()
+        device = Emulated(multiprocessors=132)
+        own = device.results(alone)[:3]
+        assert isinstance(device.forward, HeldNorm)
+        assert_all_same_bits(own, [each[sample : sample + 1] for each in found])
+
+
+@pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
+@pytest.mark.parametrize("shape", [(2, 16, 8, 8), (2, 32, 7, 7)], ids=str)
+def test_y_may_take_the_place_of_x(shape, types):
+    p, device = make_groups(shape, 2, types), Emulated(multiprocessors=1)
+    apart = device.results(p)[:3]
+    over = [p.x.copy(), *(np.empty_like(a) for a in apart[1:])]
+    given = vars(p) | {"x": over[0], "channel_axis": 1, "num_groups": 2}
+    launch(device.run, GroupNorm, over, **given)
+    assert_all_same_bits(over, apart)
 
 
 @pytest.mark.parametrize(
-    ("shape", "axis", "limit", "held"),
+    ("shape", "axis", "limits", "held"),
     [
-        ((2, 8, 64), 1, 227, True),  # groups of 64 packs
-        ((2, 8, 60), 1, 227, False),  # of 60
-        ((2, 2, 131, 1), 1, 227, False),  # not of whole packs
-        ((2, 64, 8), 2, 227, False),  # channels last
-        ((2, 8, 1440), 1, 47, True),  # 45 KiB, and what the kernel takes beside them
-        ((2, 8, 1440), 1, 46, False),
+        ((2, 8, 64), 1, (227, 227), (True, True)),  # groups of 64 packs
+        ((2, 8, 60), 1, (227, 227), (False, False)),  # of 60
+        ((2, 2, 131, 1), 1, (227, 227), (False, False)),  # not of whole packs
+        ((2, 64, 8), 2, (227, 227), (False, False)),  # channels last
+        ((2, 256, 2), 1, (227, 227), (False, True)),  # packs across more than two channels
+        ((2, 8, 1440), 1, (25, 47), (True, True)),  # 22.5 KiB of each array, and slots beside them
+        ((2, 8, 1440), 1, (24, 46), (False, False)),
     ],
 )
-def test_what_a_block_holds(shape, axis, limit, held):
-    device, x = Device(max_shared_memory=limit << 10), np.zeros(shape, np.float32)
-    found = HeldGroups.of(device, x, axis, 2, ("float32",) * 3)
-    assert (found is not None) == held
+def test_what_a_block_holds(shape, axis, limits, held):
+    x = np.zeros(shape, np.float32)
+    for kind, limit, fits in zip((HeldNorm, HeldGradient), limits, held, strict=True):
+        device = Device(max_shared_memory=limit << 10)
+        found = kind.of(device, x, axis, 2, ("float32",) * 3)
+        assert (found is not None) == fits
+
+
+@pytest.mark.parametrize(
+    ("packs", "threads"),
+    [
+        *((64, 64), (65, 96), (128, 128), (129, 96)),
+        (392, 128),  # 64 channels of 7 x 7
+        (1568, 224),  # 16 of 28 x 28: seven turns, none of them with threads at leisure
+        (3136, 416),  # 8 of 56 x 56
+        (14336, 512),
+    ],
+)
+def test_the_threads_of_a_block_that_holds_a_group_as_a_row(packs, threads):
+    assert _threads(packs) == threads
 
 
 @pytest.mark.parametrize(
@@ -213,7 +266,8 @@ def test_the_threads_of_a_block_that_holds_a_group(width, accesses, packs, block
 
 
 def test_several_threads_add_up_the_parts_of_a_group():
-    backend, p = Emulated(multiprocessors=4), make_groups((2, 64, 90), 2)
+    backend = Emulated(multiprocessors=4, max_shared_memory=12 << 10)  # holds no group
+    p = make_groups((2, 64, 90), 2)
     backend.results(p)
     plan = backend.forward
     parts = plan.grid[1] * 32

@@ -117,12 +117,13 @@ def test_large(backend, types, shape, groups):
     check(backend, channels_last(make_groups(shape, groups, types)))
 
 
+@pytest.mark.parametrize("shape", [(3, 6, 8), (2, 6, 304), (2, 72, 30)], ids=str)
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
-def test_both_ends_of_the_range_in_one_group(backend, name):
-    p = make_groups((3, 6, 8), 3, (name, "float32", name))
+def test_both_ends_of_the_range_in_one_group(backend, name, shape):
+    p = make_groups(shape, 3, (name, "float32", name))
     largest = float(ml_dtypes.finfo(p.x.dtype).max)
     p.x[:, :, ::2], p.x[:, :, 1::2] = largest, -largest
-    for q in (p, channels_last(make_groups((3, 6, 8), 3, (name, "float32", name)))):
+    for q in (p, channels_last(make_groups(shape, 3, (name, "float32", name)))):
         q.x = p.x if q is p else np.moveaxis(p.x, 1, -1).copy()
         q.check_forward(backend, *group_norm(backend, q))
 
@@ -153,20 +154,44 @@ def test_float64_sums_and_differences_that_overflow(backend, x, times, last):
             assert_same_bits(found[sample, other], alone[sample, other])
 
 
+@pytest.mark.parametrize("times", [8, 131])
 @pytest.mark.parametrize("x", [[np.nan, 1.7], [np.inf, 1.7], [-np.inf, np.inf]], ids=str)
-def test_float64_groups_that_are_not_finite(backend, x):
-    x = np.tile(x, 8).reshape(1, 2, 8) * 1e308
+def test_float64_groups_that_are_not_finite(backend, x, times):
+    x = np.tile(x, times).reshape(1, 2, times) * 1e308
     with np.errstate(all="ignore"):
         for result in gradkit.group_norm(backend.asarray(x), 1):
             assert np.isnan(backend.asnumpy(result)).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_mean_that_float32_hardly_holds(backend, seed):
-    p = make_groups((2, 6, 129), 2, seed=seed)
+@pytest.mark.parametrize("shape", [(2, 6, 129), (2, 6, 132), (2, 12, 127)], ids=str)
+def test_a_mean_that_float32_hardly_holds(backend, shape, seed):
+    p = make_groups(shape, 2, seed=seed)
     p.x = p.x + np.float32(3e5)
     p.__post_init__()
     p.check_forward(backend, *group_norm(backend, p))
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 80), (2, 32, 21)], ids=str)
+@pytest.mark.parametrize("name", ["bfloat16", "float32"])
+def test_groups_of_the_largest_elements_and_of_the_least(backend, name, shape):
+    """Also one that far exceeds all others, first or later, and one of equal elements."""
+    p = make_groups(shape, 2, (name, "float32", name), eps=0.0)
+    dtype, half = p.x.dtype, shape[1] // 2
+    large, small = np.array([2.0**120, 2.0**-110], np.float32).astype(dtype)
+    x = np.clip(p.x, dtype.type(-1), dtype.type(1))
+    p.x = np.concatenate([x * large, x * small, x, x]).astype(dtype)
+    p.x[4, 0, 0], p.x[4, half + 1, 3], p.x[5, :half] = large, large, 3.375
+    p.x[5, :half, 0] = 3.25
+    with np.errstate(all="ignore"):
+        p.__post_init__()
+        p.check_forward(backend, *group_norm(backend, p))
+    p.x[:, :half], p.eps = 0.3, 0.25
+    p.__post_init__()
+    y, mean, inv_std = (backend.asnumpy(a) for a in group_norm(backend, p))
+    assert_same_bits(mean[:, 0], np.full_like(mean[:, 0], p.x[0, 0, 0]))
+    assert (inv_std[:, 0] == 2).all()
+    assert_same_bits(y[:, :half], np.broadcast_to(p.bias[:half, None], y[:, :half].shape).copy())
 
 
 @pytest.mark.guarantee("No cancellation")
@@ -286,11 +311,12 @@ def test_a_scale_of_zeros(backend):
 
 
 @pytest.mark.guarantee("Independent")
+@pytest.mark.parametrize("space", [9, 136, 146])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_groups_are_independent_bit_for_bit(backend, value, last):
+def test_groups_are_independent_bit_for_bit(backend, value, last, space):
     """A spoilt group leaves the others' dx as it was, and spoils dscale of its own channels."""
-    p = make_groups((5, 6, 9), 3)
+    p = make_groups((5, 6, space), 3)
     p = channels_last(p) if last else p
     fine = [backend.asnumpy(g) for g in (*group_norm(backend, p), *group_norm_grad(backend, p))]
     p.x[(3, 7, 2) if last else (3, 2, 7)] = value
