@@ -175,9 +175,11 @@ __device__ __forceinline__ void normalize_share(
     });
 }
 
+// Of `row_sums`, always those of its first turn: the barrier of the other sum separates one group's use
+// from the next one's.
 struct Slots {
-    double sums[2 * WARP];
-    Pair<double> moments[2 * WARP];
+    double sums[WARP];
+    Pair<double> moments[WARP];
     Statistics found;
 };
 
@@ -191,17 +193,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) held_group_norm(
     const int elements = width * space, packs = elements / VEC;
     const double share = 1.0 / elements;
     const Place own(threadIdx.x * VEC, space), step(blockDim.x * VEC, space);
-    int turn = 0;
-    for (i64 group = blockIdx.x; group < groups; group += gridDim.x, ++turn) {
+    for (i64 group = blockIdx.x; group < groups; group += gridDim.x) {
         const i64 start = group * elements;
         // No memory holds 2^32 groups of such sizes, and dividing 64 bits takes long.
         const u32 channel = static_cast<u32>(group) % static_cast<u32>(groups_of_sample) * width;
         const DATA_T origin = x[start];
         const double first = to_double(origin);
-        const double total = row_sums(hold_share(x + start, held, packs, origin), slots.sums, turn);
+        const double total = row_sums(hold_share(x + start, held, packs, origin), slots.sums, 0);
         const bool wide = sizeof(DATA_T) == 8;
         const A about = narrow<A>(wide ? mean_about(first, total, elements) : fused(total, share, first));
-        const Pair<double> sums = row_sums(share_of_moments(held, packs, about), slots.moments, turn);
+        const Pair<double> sums = row_sums(share_of_moments(held, packs, about), slots.moments, 0);
         if (threadIdx.x == 0) {  // alone: many GPUs have few units for doubles
             const double centre = exactly(about), distance = correction_of<A>(sums.first / elements, &centre);
             slots.found = statistics_about(centre, distance, sums.second / elements, eps);
