@@ -27,6 +27,7 @@
 // and computes those twice.
 
 #include "chunks.cuh"
+#include "registers.cuh"
 #include "row_gradient.cuh"
 
 #define MERGED_THREADS 256
@@ -35,11 +36,6 @@
 #ifndef THREADS
 #define THREADS 512
 #endif
-
-// If a thread holds few columns, there are registers for two resident blocks; but not for two sums of
-// each of eight columns beside addresses of rows at strides, nor for what ODD rows take.
-constexpr bool FEW = !ODD && CHUNKS * VEC * sizeof(A) <= (VEC > 1 ? 32 : 16);
-constexpr int BLOCKS = FEW && !(STRIDED && VEC == 8 && CENTRED) ? 2 : 1;
 
 // Threads per row.
 __device__ __forceinline__ int threads() { return LONG ? THREADS : static_cast<int>(blockDim.x); }
@@ -60,30 +56,38 @@ __device__ __forceinline__ i64 chunk_offset(int chunk, int width) {
     return static_cast<i64>(chunk * threads() * VEC);
 }
 
-// Registers for two rows, one in flight while the other is worked on, and for a parameter.
-// Otherwise ds is read when dx is written, because no registers are left.
-constexpr bool DS_WITH_ROW = ADDED && !ODD && VEC > 1 && BLOCKS == 1 && sizeof(A) == 4 &&
-    (!LONG || (LONG == 2 && sizeof(DATA_T) == 2));
-constexpr int BOTH_ROWS = 2 * (DS_WITH_ROW ? 3 : 2) * CHUNKS * words<Raw<DATA_T, VEC>>();
-constexpr int PARAMETER = CHUNKS * words<Raw<PARAM_T, VEC>>();
-// What there are registers for, of the 128 of a thread: to keep scale, to read a row ahead, to read
-// all of a bias at once. Conditions and addresses of many accesses, addresses of rows at strides,
-// double precision, divisions and long rows take more.
-constexpr int ROOM = VEC * sizeof(DATA_T) == 16 && sizeof(A) == 4 ? (STRIDED ? 56 : 96) : 64;
-constexpr int SCALE_ROOM = VEC == 1 && LONG ? 32
-    : VEC == 1 && CENTRED                   ? 36
-    : STRIDED && VEC > 1                    ? 32
-    : ROOM > 72 && (LONG || FROM_OUTPUT)    ? 72
-                                            : ROOM;
-constexpr bool KEEP_SCALE = LONG < 2 &&
-    !(FROM_OUTPUT && (sizeof(A) == 8 || (BLOCKS == 2 && sizeof(DATA_T) == 2))) &&
-    !(STRIDED && (ADDED || BLOCKS == 2 || ODD)) && !(STRIDED && sizeof(A) == 8) &&
-    BOTH_ROWS / 2 + PARAMETER <= SCALE_ROOM;
-constexpr int KEPT = (KEEP_SCALE ? PARAMETER : 0) + (LONG ? 0 : PLANES * CHUNKS * VEC * words<A>());
-constexpr bool AHEAD =
-    !LONG && !FROM_OUTPUT && !STRIDED && !ODD && VEC > 1 && BOTH_ROWS + KEPT <= (BLOCKS == 2 ? 32 : ROOM);
-constexpr bool BIAS_AT_ONCE =
-    !(STRIDED && BLOCKS == 2) && BOTH_ROWS / 2 + KEPT + PARAMETER <= ROOM;
+// Registers that a row takes (of its output, dy, xhat and a division), its ds, a parameter, and the sums.
+constexpr int PACK = words<Raw<DATA_T, VEC>>();
+constexpr int ROW = FROM_OUTPUT ? CHUNKS * (PACK + VEC * words<A>()) + 3 * words<A>()
+                                : 2 * (CHUNKS * (1 + ACROSS) * PACK + ODD);
+constexpr int ROW_OF_DS = CHUNKS * PACK + ODD;
+constexpr int PARAMETER = CHUNKS * words<Raw<PARAM_T, VEC>>() + ODD;
+constexpr int SUMS = LONG ? 0 : PLANES * (CHUNKS * VEC + ODD) * words<A>();
+constexpr int TAKEN = needed(ALL_CHUNKS) + ROW + SUMS;
+
+// Two blocks are resident if there are registers for that, and at most eight columns: of twelve, scale would be
+// read from the cache, in four more round trips.
+constexpr int BLOCKS = !LONG && CHUNKS * VEC * words<A>() <= 8 && TAKEN <= registers(THREADS, 2) ? 2 : 1;
+
+// Other rows wait for instructions, and not for memory.
+constexpr bool WAITS_FOR_MEMORY = !LONG && !FROM_OUTPUT && !STRIDED && !ODD && VEC > 1;
+
+// What is kept besides. A bias is done with before dx is computed. ds as doubles, or ds and scale of two packs,
+// spill for sm_120.
+struct Kept { bool ds, scale, next, bias; };
+constexpr Kept kept() {
+    Room room = {registers(512, BLOCKS) - TAKEN};
+    Kept found = {};
+    found.bias = HAS_BIAS && (LONG || PARAMETER <= room.left);
+    found.ds = ADDED && BLOCKS == 1 && sizeof(A) == 4 && room.keeps(ROW_OF_DS);
+    found.scale = LONG < 2 && !ADDED && room.keeps(PARAMETER);
+    found.next = WAITS_FOR_MEMORY && room.keeps(ROW + CHUNKS);
+    return found;
+}
+constexpr bool DS_WITH_ROW = kept().ds;
+constexpr bool KEEP_SCALE = kept().scale;
+constexpr bool AHEAD = kept().next;
+constexpr bool BIAS_AT_ONCE = kept().bias;
 
 // ptxas computes what it can before it issues the last loads of a row, which then come in a second
 // round trip. So statistics are read before the elements, or behind them if these are many or there

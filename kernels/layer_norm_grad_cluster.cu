@@ -12,6 +12,7 @@
 // A thread keeps its columns of scale, and their sums over all its rows, in registers.
 
 #include "cluster.cuh"
+#include "registers.cuh"
 #include "row_gradient.cuh"
 
 // A chunk's columns lie side by side in the cluster, so that blocks have equal shares.
@@ -32,11 +33,12 @@ struct Columns {
     A sums[PLANES][CHUNKS][VEC];
 };
 
-// Whether there are registers for a row in flight while another is worked on.
+// Whether there are registers for a row in flight while another is worked on, beside what the sums of a cluster
+// take. Other rows wait for instructions, and not for memory.
 constexpr int ROW = 2 * CHUNKS * words<Raw<DATA_T, VEC>>();
 constexpr int KEPT = CHUNKS * (words<Raw<PARAM_T, VEC>>() + PLANES * VEC * words<A>());
-constexpr bool AHEAD =
-    !FROM_OUTPUT && !STRIDED && VEC * sizeof(DATA_T) == 16 && 2 * ROW + KEPT <= 72;
+constexpr bool AHEAD = !FROM_OUTPUT && !STRIDED && VEC * sizeof(DATA_T) == 16 &&
+    needed(CHUNKS) + 16 + KEPT + 2 * ROW + CHUNKS <= registers(CLUSTER_THREADS, 1);
 
 // A parameter's values for a chunk. Beyond the last column, and if it is null, `absent`.
 __device__ __forceinline__ Raw<PARAM_T, VEC> fetch_columns(const PARAM_T* from, int c, int width, A absent) {

@@ -13,6 +13,7 @@
 // layer_norm_grad.cu. If VEC > 1, width is a
 // multiple of VEC and arrays are aligned for packs (with a `layout`, only scale, bias and partials).
 
+#include "registers.cuh"
 #include "row_gradient.cuh"
 
 __device__ __forceinline__ Parameters fetch_parameters(const Arrays& in, bool wanted, i64 column) {
@@ -32,8 +33,11 @@ __device__ __forceinline__ Part fetch_part(const Arrays& in, bool wanted, const 
     };
 }
 
-// Packs loaded at once: more of strided rows with a wide scale and bias take over 128 registers.
-constexpr int PACKS = FROM_OUTPUT && STRIDED && VEC * sizeof(PARAM_T) > 16 ? AT_ONCE / 2 : AT_ONCE;
+// Packs loaded at once, and blocks that are resident: as many as there are registers for. A norm's output takes
+// a bias, or a division, beside scale.
+constexpr int EACH = 2 * words<Raw<DATA_T, VEC>>() + (1 + FROM_OUTPUT) * words<Raw<PARAM_T, VEC>>();
+constexpr int PACKS = needed(1) + AT_ONCE * EACH <= registers(256, 2) ? AT_ONCE : AT_ONCE / 2;
+constexpr int BLOCKS = needed(1) + PACKS * EACH <= registers(256, 3) ? 3 : 2;
 
 // The thread's share of a row's sums: within a pack in the accumulation dtype, then in double.
 __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, i64 width) {
@@ -63,9 +67,6 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
     }
     return total;
 }
-
-// Blocks that are resident: a third if a row's packs and a scale's leave registers for it.
-constexpr int BLOCKS = !STRIDED && !FROM_OUTPUT && VEC * sizeof(PARAM_T) <= 16 ? 3 : 2;
 
 extern "C" __global__ void __launch_bounds__(256, BLOCKS) row_sums_of_gradient(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
