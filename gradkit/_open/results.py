@@ -114,7 +114,7 @@ def refuse(
 ) -> None:
     """Raise unless each array that is written can be, and shares no memory with another.
 
-    It may be one of the very inputs that ``may_be`` has for it.
+    It may be one of the very inputs that ``may_be`` has for it, whatever else that input is.
     """
     if memory.plainly_apart([view for _, view in written], [view for _, view in read]):
         return
@@ -127,8 +127,9 @@ def refuse(
     for position, index in memory.meetings(backend, outs, inputs):
         (label, view), (other, source) = written[position], read[index]
         own = [array for array in allowed[position] if array is not None]
-        may = any(source is array for array in own)
-        if may and memory.same_elements(backend, view, source):
+        if memory.same_elements(backend, view, source) and any(
+            memory.same_elements(backend, view, array) for array in own
+        ):
             continue
         if memory.overlap(backend, view, source):
             names = [name for name, input_ in read if any(input_ is a for a in own)]
