@@ -1,5 +1,6 @@
 """The bits of every operation are those in ``golden.json``, on every device that runs kernels."""
 
+import re
 from itertools import islice
 
 import pytest
@@ -31,12 +32,17 @@ def differing(backend, put, cases):
                 yield case.name
 
 
+def in_one_dtype(name):
+    """Whether a case is of float32 alone or a few arrays, or of what 16-bit dtypes alone have."""
+    return not re.search("float16|float64|120 arrays", name) or "at random" in name
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_few_bits(backend, put, function):
-    """Every kernel in every dtype; ``python -m tests.golden`` records bits anew."""
+    """Every kernel in every dtype, or in one; ``python -m tests.golden`` records bits anew."""
+    cases = [c for c in CASES.values() if c.quick and c.name.split()[0] == function]
     if not backend.has_cudas_pow:
-        pytest.skip("the emulator, which is quicker, runs all of them")
-    cases = (c for c in CASES.values() if c.quick and c.name.split()[0] == function)
+        cases = [c for c in cases if in_one_dtype(c.name)] or cases[:1]
     assert not list(differing(backend, put, cases))
 
 
