@@ -171,7 +171,8 @@ class _Recorder:
     def pytest_runtest_protocol(self, item: Any) -> Any:
         """Clear all marks, and read them when the test is over."""
         for marks in _marks.values():
-            marks[:] = bytes(len(marks))
+            if 1 in marks:
+                marks[:] = bytes(len(marks))
         self._launched.clear()
         self._passed = not item.get_closest_marker("alone")
         start = time.perf_counter()
@@ -179,7 +180,7 @@ class _Recorder:
         seconds = round(time.perf_counter() - start, 3)
         if self._passed:
             # For each file a number in hexadecimal, whose bit k says whether line k ran.
-            ran = {file: marks[::-1] for file, marks in _marks.items() if any(marks)}
+            ran = {file: marks[::-1] for file, marks in _marks.items() if 1 in marks}
             lines = {f: f"{int(marks.translate(_DIGITS), 2):x}" for f, marks in ran.items()}
             kernels = defaultdict(list)  # for each file the libraries that it is compiled into
             for library, source in self._launched:
