@@ -2,6 +2,7 @@
 
 from collections.abc import Container
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 from gradkit._calls.backend import OPERATIONS, names_in
@@ -34,13 +35,18 @@ ON_GPUS = (
 
 
 @cache
+def needed(gpu: Gpu, operation: str) -> tuple[Combination, ...]:
+    """What an operation may need for any dtypes on a GPU: a second of work for the widest."""
+    return tuple(asked_by(CudaBackend(DryDevice(gpu.idle)), [operation], FLOATS.keys()))
+
+
+@cache
 def combinations(*operations: str) -> tuple[Combination, ...]:
     """What operations (default: all) may need for any dtypes, each combination once."""
     found = {}
     chosen = set(operations or OPERATIONS)
     for gpu in ON_GPUS:
-        backend = CudaBackend(DryDevice(gpu.idle))
-        for file, macros in asked_by(backend, chosen, FLOATS.keys()):
+        for file, macros in chain.from_iterable(needed(gpu, name) for name in sorted(chosen)):
             found[file, *sorted(macros.items())] = file, macros
         chosen &= {*names_in(RowOperations)}  # what holds a long row depends on the GPU
     return tuple(found.values())
