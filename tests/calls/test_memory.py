@@ -62,7 +62,10 @@ def test_the_measure_itself():
 @pytest.mark.guarantee("Bounded")
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [("float32", "C"), ("float16", "C"), ("float64", "Fortran"), ("float16", "stepped")],
+    [
+        *(("float32", "C"), ("float16", "C"), ("float16", "stepped")),
+        pytest.param("float64", "Fortran", marks=pytest.mark.slow),
+    ],
 )
 def test_lists(name, layout):
     def make(_, shape, dtype):

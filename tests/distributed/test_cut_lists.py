@@ -90,6 +90,7 @@ def test_norm(place, contents, order):
 
 
 @pytest.mark.guarantee("Over ranks", "Over several devices")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("order", [1, 2, INF])
 @pytest.mark.parametrize("power", [-560, -300, 600])
