@@ -10,16 +10,18 @@
 // mean (null in an RMS norm), inv_std: rows of STAT_T. All outputs are written with =.
 // Deterministic: fixed orders, no atomics.
 //
-// f32 and narrower are summed in float over the elements that a thread loads at once, then in
-// double, for which many GPUs have few units. If a square overflows or loses digits, the thread
-// sums again in double. A second pass over the row corrects the mean by the sum of x - mean.
+// Elements of 16 bits are summed in float over what a thread loads at once, f32 over an access; then in
+// double, for which many GPUs have few units. Squares, of distances from the mean as a float, are summed
+// in float over what it loads at once. If a sum overflows or a square loses digits, the thread sums
+// again in double. The sum of f32's and f64's distances corrects their mean.
 //
 // Launch: blockDim = (threads per row, rows per block), x a power of two below 32 or a multiple of
-// 32, x * y a multiple of 32 and at most 1024 (512 if STRIDED); any gridDim.x; gridDim.z samples
+// 32, x * y a multiple of 32 and at most 512; any gridDim.x; gridDim.z samples
 // (row_starts.cuh). width > 0. If VEC > 1, width is a multiple of VEC and arrays are aligned for packs
 // (with a `layout`, only scale and bias). If CHUNKS > 0, x * CHUNKS * VEC >= width: a thread then loads
-// its part of a row once, all loads in flight together, and keeps it in registers. With CHUNKS = 0 a
-// row may have any length, and is read once for each of its sums and again for y.
+// its part of a row once, all loads in flight together, unless STRIDED while it works on the row
+// before, and keeps it in registers. With CHUNKS = 0 a row may have any length, and is read once for
+// each of its sums and again for y.
 //
 // CLUSTERED = 1, with CHUNKS > 0: a row has a cluster of blocks (cluster.cuh). blockDim = (x, 1), x a
 // multiple of 32 and at most 512 with CLUSTER * x * CHUNKS * VEC >= width; gridDim.x a multiple of
@@ -55,6 +57,11 @@ constexpr bool FEW = false;
 #endif
 constexpr int NORMALIZED = FEW && !CHUNKS ? 2 : GROUP;
 
+// Whether a thread reads a row ahead: addresses of rows at strides take registers. Whether it keeps its
+// columns of scale and bias for all rows.
+constexpr bool AHEAD = CHUNKS && !STRIDED;
+constexpr bool KEEP = CHUNKS && CHUNKS * words<Raw<PARAM_T, VEC>>() <= 16;
+
 // How many blocks share a row; the slots of one sum, and the sum over the threads of a row.
 #if CLUSTERED
 #include "cluster.cuh"
@@ -73,15 +80,32 @@ template <typename T> __device__ __forceinline__ T sums_of_row(T value, RowSlots
 }
 #endif
 
+// Keeps compilers from knowing how a pack of 16-bit numbers was computed.
+template <typename T> __device__ __forceinline__ void hide(Raw<T, VEC>& pack) {
+#ifndef GRADKIT_EMULATED
+    if constexpr (Raw<T, VEC>::PER_WORD == 2)
+#pragma unroll
+        for (int k = 0; k < Raw<T, VEC>::WORDS; ++k) asm volatile("" : "+r"(pack.word[k]));
+#endif
+}
+
 // The numbers of arrays in a layout.
 enum { X, Y, RESIDUAL, S };
 
+// A float holds the sum of some numbers of 16 bits without an error, if they are about as large; where
+// they are not, the error is small beside their distances.
+constexpr bool HALVES = sizeof(DATA_T) == 2;
+
+// Distances of packs' elements from a centre; 0 beyond the end of the row.
+template <int N> struct Deviations { A at[N][VEC]; };
+
 // A thread's part of a row.
 struct Row {
-    const DATA_T* x;
-    Index width;  // 0 for a row beyond the last
+    const DATA_T* x;  // the thread's first element
+    Index width;      // 0 for a row beyond the last
 #if CHUNKS
     Group held;
+    Deviations<GROUP> away;  // once there is a mean
 #endif
 };
 
@@ -90,10 +114,11 @@ __device__ __forceinline__ int row_thread() {
     return static_cast<int>(blockIdx.x % ROW_BLOCKS * blockDim.x + threadIdx.x);
 }
 
-// The first column of a thread's k-th pack.
-__device__ __forceinline__ Index column_of(Index k) {
-    return (k * static_cast<int>(ROW_BLOCKS * blockDim.x) + row_thread()) * VEC;
+// How far a thread's k-th pack is from its first, and the first column of that pack.
+__device__ __forceinline__ Index offset_of(Index k) {
+    return k * static_cast<int>(ROW_BLOCKS * blockDim.x * VEC);
 }
+__device__ __forceinline__ Index column_of(Index k) { return offset_of(k) + row_thread() * VEC; }
 
 // A thread's packs from the k-th on; zeros beyond the end of the row.
 template <int N>
@@ -101,7 +126,7 @@ __device__ __forceinline__ Packs<N> fetch_packs(const DATA_T* x, Index width, In
     Packs<N> group;
 #pragma unroll
     for (int i = 0; i < N; ++i)
-        group.at[i] = fetch_data(column_of(k + i) < width, x + column_of(k + i));
+        group.at[i] = fetch_data(column_of(k + i) < width, x + offset_of(k + i));
     return group;
 }
 
@@ -117,7 +142,7 @@ __device__ __forceinline__ Packs<SUMMED> add_packs(
 #pragma unroll
         for (int j = 0; j < VEC; ++j) values[j] = widen(sums.at[i].at(j)) + widen(more.at[i].at(j));
         sums.at[i] = narrow_all<DATA_T>(values);
-        if (column_of(k + i) < width) store_data(s + column_of(k + i), sums.at[i]);
+        if (column_of(k + i) < width) store_data(s + offset_of(k + i), sums.at[i]);
     }
     return sums;
 }
@@ -155,119 +180,194 @@ __device__ __forceinline__ void for_each_group(const Row& row, F visit) {
 #endif
 }
 
-// The sums of x - centre and of its square over the packs of a group that exist.
-__device__ __forceinline__ Pair<A> sums_of(const Row& row, Index first, const Group& group, A centre) {
-    Pair<A> sums = {0, 0};
+// The sum of N numbers, a power of two, in pairs: equal ones add up without a rounding error.
+template <int N> __device__ __forceinline__ A pairwise(const A (&numbers)[N]) {
+    A sums[N];
 #pragma unroll
-    for (int i = 0; i < GROUP; ++i) {
-        if (column_of(first + i) < row.width) sums += deviations_of(group.at[i], centre);
-    }
-    return sums;
+    for (int k = 0; k < N; ++k) sums[k] = numbers[k];
+#pragma unroll
+    for (int left = N / 2; left > 0; left /= 2)
+#pragma unroll
+        for (int k = 0; k < left; ++k) sums[k] += sums[k + left];
+    return sums[0];
 }
 
-// The thread's share of the same sums over a row, in double and from memory: rare, in little code.
+// The thread's share of the sums of x - centre and of its square over a row, in double and from
+// memory: rare, in little code.
 __device__ __forceinline__ Pair<double> share_in_double(const Row& row, A centre) {
     Pair<double> sums = {0, 0};
 #pragma unroll 1
     for (Index k = 0; column_of(k) < row.width; ++k)
 #pragma unroll 1
         for (int i = 0; i < VEC; ++i) {
-            const double deviation = to_double(row.x[column_of(k) + i]) - exactly(centre);
+            const double deviation = to_double(row.x[offset_of(k) + i]) - exactly(centre);
             sums.first += deviation;
             sums.second = fused(deviation, deviation, sums.second);
         }
     return sums;
 }
 
-// The thread's share of the sum over a row. It adds up distances from its own first element: as
-// small as the row allows, and 0 in a row of equal elements.
+// The thread's share of the sum over a row.
 __device__ __forceinline__ double share_of_sum(const Row& row) {
-    A centre = {0};
     double sum = 0;
-    Index packs = 0;
-    for_each_group(row, [&](Index first, const Group& group) {
-        if (first == 0) centre = widen(group.at[0].at(0));
-        sum += exactly(sums_of(row, first, group, centre).first);
+    for_each_group(row, [&](Index, const Group& group) {
+        A totals[VEC];
 #pragma unroll
-        for (int i = 0; i < GROUP; ++i) packs += column_of(first + i) < row.width;
+        for (int i = 0; i < GROUP; ++i) {
+#pragma unroll
+            for (int k = 0; k < VEC; ++k) {
+                const A x = widen(group.at[i].at(k));
+                totals[k] = HALVES && i ? totals[k] + x : x;
+            }
+            if (!HALVES || i == GROUP - 1) sum += exactly(pairwise(totals));
+        }
     });
-    if (!(fabs(sum) <= LARGEST)) return share_in_double(row, A{0}).first;  // a distance overflowed
-    return fused(static_cast<double>(packs * VEC), exactly(centre), sum);
+    return fabs(sum) <= LARGEST ? sum : share_in_double(row, A{0}).first;
 }
 
-// Whether all that a thread holds of a row is equal to `centre`.
-__device__ __forceinline__ bool all_equal(const Row& row, A centre) {
+// Distances of the thread's packs from the `first`-th on.
+template <int N>
+__device__ __forceinline__ Deviations<N> deviations_of(
+    const Packs<N>& packs, Index width, Index first, A centre
+) {
+    Deviations<N> away;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const A from = column_of(first + i) < width ? centre : A{0};
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) {
+            const A x = widen(packs.at[i].at(k));
+            away.at[i][k] = CENTRED ? x - from : x;
+        }
+    }
+    return away;
+}
+
+// Calls visit(k, deviations of the thread's packs from the k-th on) until the row ends; of N of them
+// at once, if it does not hold the row.
+template <int N = GROUP, typename F>
+__device__ __forceinline__ void for_each_deviation(const Row& row, A centre, F visit) {
+#if CHUNKS
+    visit(0, row.away);
+#else
+    for_each_group<N>(row, [&](Index first, const Packs<N>& packs) {
+        visit(first, deviations_of(packs, row.width, first, centre));
+    });
+#endif
+}
+
+// Whether all that a thread holds of a row is equal to the centre.
+__device__ __forceinline__ bool all_equal(const Row& row) {
     u32 apart = 0;
 #if CHUNKS
 #pragma unroll
     for (int i = 0; i < GROUP; ++i)
 #pragma unroll
-        for (int k = 0; k < VEC; ++k)
-            if (column_of(i) < row.width)
-                apart |= __float_as_uint(narrow<f32>(widen(row.held.at[i].at(k)) - centre)) << 1;
+        for (int k = 0; k < VEC; ++k) apart |= __float_as_uint(narrow<f32>(row.away.at[i][k])) << 1;
 #endif
     return CHUNKS && apart == 0;
 }
 
-// The thread's share of the sums of x - centre and of its square over a row.
+// The thread's share of the sums of x - centre, unless HALVES, and of its square over a row.
 __device__ __forceinline__ Pair<double> share_of_moments(const Row& row, A centre) {
     Pair<double> sums = {0, 0};
-    for_each_group(row, [&](Index first, const Group& group) {
-        const Pair<A> part = sums_of(row, first, group, centre);
-        sums.first += exactly(part.first);
-        sums.second += exactly(part.second);
+    for_each_deviation(row, centre, [&](Index, const Deviations<GROUP>& away) {
+        A sum = {0}, squares[VEC];
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i) {
+            sum += pairwise(away.at[i]);
+#pragma unroll
+            for (int k = 0; k < VEC; ++k) {
+                const A x = away.at[i][k];
+                squares[k] = i ? fused(x, x, squares[k]) : x * x;
+            }
+        }
+        sums.first += exactly(sum);
+        sums.second += exactly(pairwise(squares));
     });
     const bool exact = sizeof(DATA_T) == 8 || squares_held(sums.second);
-    if (exact || (sums.second == 0 && all_equal(row, centre))) return sums;
+    if (exact || (sums.second == 0 && all_equal(row))) return sums;
     return share_in_double(row, centre);
 }
 
-struct Moments { double mean, variance; };
-
 struct Slots {
-    RowSlots<double> sums;
+    RowSlots<double> sums, squares;
     RowSlots<Pair<double>> moments;
 };
 
+// What a row's elements become: y = ((x - centre) * inv_std + shift) * scale + bias.
+struct Statistics { double mean, inv_std; A centre, shift; };
+
 // `share` is 1 / width. All threads of the block must call it, also for a row beyond the last.
-__device__ __forceinline__ Moments moments_of(
-    const Row& row, double share, Slots& slots, int turn
-) {
-    A centre = {0};
-    if (CENTRED) centre = narrow<A>(__dmul_rn(sums_of_row(share_of_sum(row), slots.sums, turn), share));
-    const Pair<double> sums = sums_of_row(share_of_moments(row, centre), slots.moments, turn);
-    const double correction = CENTRED ? __dmul_rn(sums.first, share) : 0;
-    const double variance = fused(-correction, correction, __dmul_rn(sums.second, share));
-    return {exactly(centre) + correction, variance < 0 ? 0 : variance};
+__device__ __forceinline__ double mean_of(const Row& row, double share, Slots& slots, int turn) {
+    return CENTRED ? __dmul_rn(sums_of_row(share_of_sum(row), slots.sums, turn), share) : 0;
 }
 
-__device__ __forceinline__ void normalize_row(
-    const Layout& layout, const Row& row, const PARAM_T* scale, const PARAM_T* bias, DATA_T* y,
-    double mean, A inv_std
+// The same, once the row's distances from the mean are known.
+__device__ __forceinline__ Statistics statistics_of(
+    const Row& row, double mean, A centre, double share, double eps, Slots& slots, int turn
 ) {
-    // The mean in two parts: a single one is off by half a unit in the last place, which may be
-    // large compared with x - mean.
-    const A high = narrow<A>(mean), low = narrow<A>(mean - exactly(high));
-    for_each_group<NORMALIZED>(row, [&](Index first, const Packs<NORMALIZED>& group) {
+    const Pair<double> own = share_of_moments(row, centre);
+    double off = mean - exactly(centre), squares;
+    if (HALVES || !CENTRED) {
+        squares = sums_of_row(own.second, slots.squares, turn);
+    } else {
+        const Pair<double> sums = sums_of_row(own, slots.moments, turn);
+        off = __dmul_rn(sums.first, share);
+        squares = sums.second;
+    }
+    const double variance = fused(-off, off, __dmul_rn(squares, share));
+    const double inv_std = 1 / sqrt((variance < 0 ? 0 : variance) + eps);
+    return {exactly(centre) + off, inv_std, centre, narrow<A>(off == 0 ? 0 : -off * inv_std)};
+}
+
+// The scale and the bias of a pack; 1 and 0 if a parameter is null.
+struct Columns { Raw<PARAM_T, VEC> scale, bias; };
+
+// Those of the thread's k-th pack.
+__device__ __forceinline__ Columns fetch_columns(
+    const PARAM_T* scale, const PARAM_T* bias, i64 width, Index k
+) {
+    const Index column = column_of(k);
+    const bool inside = column < width;
+    Columns own = {};
+    own.scale = fetch_if<VEC>(scale && inside, scale + column, narrow<PARAM_T>(A{1}));
+    if (CENTRED) own.bias = fetch_if<VEC>(bias && inside, bias + column, narrow<PARAM_T>(A{0}));
+    return own;
+}
+
+// Writes y, from the thread's first element of it on.
+__device__ __forceinline__ void normalize_row(
+    const Layout& layout, const Row& row, const PARAM_T* scale, const PARAM_T* bias,
+    const Columns (&kept)[GROUP], DATA_T* y, const Statistics& of
+) {
+    const A inv_std = narrow<A>(of.inv_std);
+    for_each_deviation<NORMALIZED>(row, of.centre, [&](Index first, const Deviations<NORMALIZED>& away) {
 #pragma unroll
         for (int i = 0; i < NORMALIZED; ++i) {
-            const Index column = column_of(first + i);
-            if (column >= row.width) continue;
-            A values[VEC], factor[VEC], offset[VEC];
-            load_or<VEC>(scale, column, A{1}, factor);
-            load_or<VEC>(bias, column, A{0}, offset);
+            const bool inside = column_of(first + i) < row.width;
+            if (!KEEP && !inside) continue;
+            Columns own = KEEP ? kept[i] : fetch_columns(scale, bias, row.width, first + i);
+            if (KEEP) {  // or they are widened once for all rows, and take twice the registers
+                hide(own.scale);
+                if (CENTRED) hide(own.bias);
+            }
+            A values[VEC];
 #pragma unroll
             for (int k = 0; k < VEC; ++k) {
-                const A x = widen(group.at[i].at(k)), deviation = CENTRED ? x - high - low : x;
-                values[k] = fused(deviation * inv_std, shifted(layout, factor[k]), offset[k]);
+                const A x = away.at[i][k], factor = shifted(layout, widen(own.scale.at(k)));
+                values[k] = CENTRED ? fused(fused(x, inv_std, of.shift), factor, widen(own.bias.at(k)))
+                                    : x * inv_std * factor;
             }
-            store_data(y + column, values);
+            Raw<DATA_T, VEC> rounded = narrow_all<DATA_T>(values);
+            // Or each pack is computed behind its condition, and packs wait for each other.
+            if (KEEP) hide(rounded);
+            if (inside) store_data(y + offset_of(first + i), rounded);
         }
     });
 }
 
-// Addresses of rows at strides take registers.
-extern "C" __global__ void __launch_bounds__(STRIDED || CLUSTERED ? 512 : 1024, 1) IN_CLUSTERS layer_norm(
+extern "C" __global__ void __launch_bounds__(512, 1) IN_CLUSTERS layer_norm(
     const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, DATA_T* y, STAT_T* mean,
     STAT_T* inv_std, i64 rows, i64 width, double eps
 #if STRIDED
@@ -284,31 +384,51 @@ extern "C" __global__ void __launch_bounds__(STRIDED || CLUSTERED ? 512 : 1024, 
     i64 first = sample() * rows + static_cast<i64>(blockIdx.x / ROW_BLOCKS) * blockDim.y;
     scale = of_sample(scale, width);
     bias = of_sample(bias, width);
+    // From here on of a thread's first column.
+    x += column_of(0);
+    y += column_of(0);
+#if ADDED
+    residual += column_of(0);
+    s += column_of(0);
+#endif
+    const auto read = [&](i64 row) {
+        const DATA_T* from = x + start_of(layout, X, place_of(layout, row), width);
+        return fetch_row(from, row < end ? static_cast<Index>(width) : 0);
+    };
+    Columns kept[GROUP];
+#pragma unroll
+    for (int k = 0; k < GROUP; ++k)
+        if (KEEP) kept[k] = fetch_columns(scale, bias, width, k);
+    Row next;
+    if (AHEAD) next = read(first + threadIdx.y);
 #if CLUSTERED
     cluster_barrier();
 #endif
     for (int turn = 0; first < end; first += step, ++turn) {
         const i64 row = first + threadIdx.y;
-        const bool inside = row < end;
         const Place place = place_of(layout, row);
-        const DATA_T* from = x + start_of(layout, X, place, width);
-        const Index columns = inside ? static_cast<Index>(width) : 0;
 #if ADDED
-        const Row own = add_row(
-            from, residual + start_of(layout, RESIDUAL, place, width),
-            s + start_of(layout, S, place, width), columns
+        Row own = add_row(
+            x + start_of(layout, X, place, width),
+            residual + start_of(layout, RESIDUAL, place, width),
+            s + start_of(layout, S, place, width), row < end ? static_cast<Index>(width) : 0
         );
 #else
-        const Row own = fetch_row(from, columns);
+        Row own = AHEAD ? next : read(row);
 #endif
-        const Moments of = moments_of(own, share, slots, turn);
-        if (!inside) continue;
-        const double factor = 1 / sqrt(of.variance + eps);
-        if (row_thread() == 0) {
-            if (CENTRED) mean[row] = narrow<STAT_T>(of.mean);
-            inv_std[row] = narrow<STAT_T>(factor);
+        const double average = mean_of(own, share, slots, turn);
+        const A centre = narrow<A>(average);
+#if CHUNKS
+        own.away = deviations_of(own.held, own.width, 0, centre);
+#endif
+        if (AHEAD) next = read(row + step);
+        const Statistics of = statistics_of(own, average, centre, share, eps, slots, turn);
+        if (row < end) {
+            if (row_thread() == 0) {
+                if (CENTRED) mean[row] = narrow<STAT_T>(of.mean);
+                inv_std[row] = narrow<STAT_T>(of.inv_std);
+            }
+            normalize_row(layout, own, scale, bias, kept, y + start_of(layout, Y, place, width), of);
         }
-        DATA_T* to = y + start_of(layout, Y, place, width);
-        normalize_row(layout, own, scale, bias, to, of.mean, narrow<A>(factor));
     }
 }
