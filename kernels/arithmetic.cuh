@@ -82,6 +82,7 @@ __device__ __forceinline__ float magnitude_of(float x) {
 }
 #endif
 
+__device__ __forceinline__ double negative_of(double x) { return -x; }
 __device__ __forceinline__ double sum_of(double a, double b) { return __dadd_rn(a, b); }
 __device__ __forceinline__ double difference_of(double a, double b) { return __dsub_rn(a, b); }
 __device__ __forceinline__ double product_of(double a, double b) { return __dmul_rn(a, b); }

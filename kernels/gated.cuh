@@ -13,23 +13,40 @@ typedef Wide<DATA_T>::type A;
 
 // The least argument whose exponential is a normal number; what rounds to an integer, and its bits
 // less the exponent's of 1; log 2 in two parts, of which multiples of the first are exact; the terms
-// of a series that leaves half a unit between the halves of log 2.
+// of a series that leaves half a unit between the halves of log 2; the steps of a reciprocal.
 template <typename F> struct Exponential;
 template <> struct Exponential<f32> {
     static constexpr f32 LEAST = -87, ROUND = 0x1.8p23f, HEAD = 0.693359375f, TAIL = -2.12194440e-4f;
-    static constexpr int TERMS = 7;
+    static constexpr int TERMS = 7, STEPS = 2;
     __device__ static __forceinline__ f32 power_of_two(f32 rounded) {
         return __uint_as_float((__float_as_uint(rounded) - 0x4b400000u + 127u) << 23);
     }
 };
 template <> struct Exponential<f64> {
     static constexpr f64 LEAST = -708, ROUND = 0x1.8p52, HEAD = 6.93145751953125e-1, TAIL = 1.42860682030941723212e-6;
-    static constexpr int TERMS = 13;
+    static constexpr int TERMS = 13, STEPS = 4;
     __device__ static __forceinline__ f64 power_of_two(f64 rounded) {
         const u64 bits = static_cast<u64>(__double_as_longlong(rounded)) - 0x4338000000000000ull + 1023ull;
         return __longlong_as_double(static_cast<i64>(bits << 52));
     }
 };
+
+template <int N> constexpr f64 inverse_factorial() {
+    if constexpr (N < 2) return 1;
+    else return inverse_factorial<N - 1>() / N;
+}
+
+// The series of e^r from r^N / N! on, divided by r^N.
+template <int N, typename F> __device__ __forceinline__ Real<F> series(Real<F> r) {
+    constexpr F factor = inverse_factorial<N>();
+    if constexpr (N == Exponential<F>::TERMS) return {factor};
+    else return fused(series<N + 1>(r), r, Real<F>{factor});
+}
+
+// One of two numbers that both are computed: branches take longer.
+template <typename F> __device__ __forceinline__ Real<F> choose(bool first, Real<F> a, Real<F> b) {
+    return {first ? a.value : b.value};
+}
 
 // e^x for x <= 0, with the same bits on every device, which those of a library are not; 0 where it
 // is no normal number. NaN stays NaN.
@@ -38,12 +55,18 @@ template <typename F> __device__ __forceinline__ Real<F> exponential(Real<F> x) 
     const Real<F> places = fused(x, Real<F>{static_cast<F>(1.4426950408889634)}, Real<F>{Of::ROUND});
     const Real<F> k = places - Real<F>{Of::ROUND};
     const Real<F> r = fused(k, Real<F>{-Of::TAIL}, fused(k, Real<F>{-Of::HEAD}, x));
-    Real<F> series = {1};
+    const Real<F> power = series<0>(r) * Real<F>{Of::power_of_two(places.value)};
+    return choose(x.value < Of::LEAST, Real<F>{0}, power);
+}
+
+// 1 / x for x from 1 to 2, without the branches of a division: a polynomial, off by a hundredth, and
+// Newton's steps, each of which squares the error.
+template <typename F> __device__ __forceinline__ Real<F> reciprocal(Real<F> x) {
+    const Real<F> minus = {negative_of(x.value)};
+    Real<F> y = fused(x, fused(x, Real<F>{F(32.0 / 99)}, Real<F>{F(-16.0 / 11)}), Real<F>{F(70.0 / 33)});
 #pragma unroll
-    for (int n = Of::TERMS; n > 0; --n)
-        series = fused(series, r * Real<F>{static_cast<F>(1.0 / n)}, Real<F>{1});
-    if (x.value < Of::LEAST) return {0};
-    return series * Real<F>{Of::power_of_two(places.value)};
+    for (int i = 0; i < Exponential<F>::STEPS; ++i) y = fused(y, fused(minus, y, Real<F>{1}), y);
+    return y;
 }
 
 // How a call uses its gate.
@@ -62,10 +85,10 @@ __device__ __forceinline__ Activated activated(A gate, int silu) {
     const bool negative = gate.value < 0;
     const A half = gate * A{negative ? F{0.5} : F{-0.5}};
     const A h = exponential(half);
-    const A share = A{1} / fused(h, h, A{1}), falling = negative ? h : A{1};
-    const A part = share * h, sigmoid = share * falling * falling;
-    if (!silu) return {sigmoid, part * part};
-    return {gate * share * falling * falling, fused(gate * part, part, sigmoid)};
+    const A share = reciprocal(fused(h, h, A{1})), part = share * h;
+    const A sigmoid = choose(negative, part * h, share), product = gate * part;
+    const A value = choose(negative, product * h, gate * share);
+    return {choose(silu, value, sigmoid), choose(silu, fused(product, part, sigmoid), part * part)};
 }
 
 // The first column of a thread's k-th pack.

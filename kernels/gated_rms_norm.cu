@@ -75,7 +75,7 @@ __device__ __forceinline__ void write_row(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(512, 1) gated_rms_norm(
+extern "C" __global__ void __launch_bounds__(512, 2) gated_rms_norm(
     const DATA_T* x, const DATA_T* gate, const PARAM_T* scale, DATA_T* y, STAT_T* inv_std, i64 rows,
     i64 width, double eps, int silu, int before, const __grid_constant__ Layout layout
 ) {

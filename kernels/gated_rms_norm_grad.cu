@@ -49,8 +49,8 @@ __device__ __forceinline__ Part load_part(
 
 __device__ __forceinline__ Element element_of(const Part& at, int i, A inv_std, const Gating& how) {
     const Activated gate = activated(at.gate[i], how.silu);
-    const A xhat = (how.before ? at.x[i] : at.x[i] * gate.value) * inv_std;
-    const A u = how.before ? at.dy[i] * gate.value : at.dy[i];
+    const A xhat = choose(how.before, at.x[i], at.x[i] * gate.value) * inv_std;
+    const A u = choose(how.before, at.dy[i] * gate.value, at.dy[i]);
     return {xhat, u, u * at.scale[i], gate.value, gate.slope};
 }
 
@@ -82,8 +82,8 @@ __device__ __forceinline__ void write_part(
     for (int i = 0; i < VEC; ++i) {
         const Element e = element_of(at, i, inv_std, how);
         const A dsource = inv_std * (e.w - e.xhat * mean);
-        of_x[i] = how.before ? dsource : dsource * e.factor;
-        of_gate[i] = (how.before ? at.dy[i] * e.xhat * at.scale[i] : dsource * at.x[i]) * e.slope;
+        of_x[i] = choose(how.before, dsource, dsource * e.factor);
+        of_gate[i] = choose(how.before, at.dy[i] * e.xhat * at.scale[i], dsource * at.x[i]) * e.slope;
         sums[i] = fused(e.u, e.xhat, sums[i]);
     }
     store_data(dx, of_x);
