@@ -89,6 +89,18 @@ __device__ __forceinline__ double hold_share(const DATA_T* x, DATA_T* held, int 
     return overflowed ? share_in_double(held, packs, widen(origin)).first : sum;
 }
 
+// The sums of x - centre and of its square over a pack.
+__device__ __forceinline__ Pair<A> deviations_of(const Raw<DATA_T, VEC>& x, A centre) {
+    Pair<A> sums;
+#pragma unroll
+    for (int k = 0; k < VEC; ++k) {
+        const A deviation = widen(x.at(k)) - centre;
+        sums.first = k ? sums.first + deviation : deviation;
+        sums.second = k ? fused(deviation, deviation, sums.second) : deviation * deviation;
+    }
+    return sums;
+}
+
 // A thread's share of the sums of x - centre and of its square.
 __device__ __forceinline__ Pair<double> share_of_moments(const DATA_T* held, int packs, A centre) {
     Pair<double> sums = {0, 0};

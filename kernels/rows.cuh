@@ -14,19 +14,6 @@ template <typename A> struct Pair {
     }
 };
 
-// The sums of x - centre and of its square over a pack.
-template <typename T, int N, typename A>
-__device__ __forceinline__ Pair<A> deviations_of(const Raw<T, N>& x, A centre) {
-    Pair<A> sums;
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-        const A deviation = widen(x.at(k)) - centre;
-        sums.first = k ? sums.first + deviation : deviation;
-        sums.second = k ? fused(deviation, deviation, sums.second) : deviation * deviation;
-    }
-    return sums;
-}
-
 // The shuffles of both are in flight together.
 template <typename A> __device__ __forceinline__ Pair<A> from_lane(Pair<A> x, int mask) {
     return {from_lane(x.first, mask), from_lane(x.second, mask)};
