@@ -49,18 +49,13 @@ template <int N> struct Packs { Raw<DATA_T, VEC> at[N]; };
 typedef Packs<GROUP> Group;
 // Of a sum, where there are two arrays to be read and few registers.
 constexpr int SUMMED = CHUNKS ? GROUP : 1;
-// Of y; fewer where compilers keep the scale and the bias of all of them at once, and spill registers.
-#ifdef __CUDA_ARCH__
-constexpr bool FEW = __CUDA_ARCH__ < 800 || (__CUDA_ARCH__ < 900 && sizeof(PARAM_T) > sizeof(DATA_T));
-#else
-constexpr bool FEW = false;
-#endif
-constexpr int NORMALIZED = FEW && !CHUNKS ? 2 : GROUP;
+// Of y: fewer of a row that is not held, whose scale and bias are loaded with it.
+constexpr int NORMALIZED = CHUNKS ? GROUP : 2;
 
 // Whether a thread reads a row ahead: addresses of rows at strides take registers. Whether it keeps its
 // columns of scale and bias for all rows.
 constexpr bool AHEAD = CHUNKS && !STRIDED;
-constexpr bool KEEP = CHUNKS && CHUNKS * words<Raw<PARAM_T, VEC>>() <= 16;
+constexpr bool KEEP = CHUNKS && !(ADDED && STRIDED) && CHUNKS * words<Raw<PARAM_T, VEC>>() <= 16;
 
 // How many blocks share a row; the slots of one sum, and the sum over the threads of a row.
 #if CLUSTERED
@@ -367,7 +362,7 @@ __device__ __forceinline__ void normalize_row(
     });
 }
 
-extern "C" __global__ void __launch_bounds__(512, 1) IN_CLUSTERS layer_norm(
+extern "C" __global__ void __launch_bounds__(512, CHUNKS || STRIDED ? 1 : 2) IN_CLUSTERS layer_norm(
     const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, DATA_T* y, STAT_T* mean,
     STAT_T* inv_std, i64 rows, i64 width, double eps
 #if STRIDED
