@@ -313,7 +313,7 @@ __device__ __forceinline__ Statistics statistics_of(
     }
     const double variance = fused(-off, off, __dmul_rn(squares, share));
     const double inv_std = 1 / sqrt((variance < 0 ? 0 : variance) + eps);
-    return {exactly(centre) + off, inv_std, centre, narrow<A>(off == 0 ? 0 : -off * inv_std)};
+    return {exactly(centre) + off, inv_std, centre, narrow<A>(off == 0 ? 0 : __dmul_rn(-off, inv_std))};
 }
 
 // The scale and the bias of a pack; 1 and 0 if a parameter is null.

@@ -173,9 +173,9 @@ def test_lists_fit_whose_shapes_agree_and_whose_partners_can_be_written(pairs, m
     pairs = [(a, a if (a.shape, a.strides) == (b.shape, b.strides) else b) for a, b in pairs]
     written, others = [a for a, _ in pairs], [b for _, b in pairs]
     read = [b for a, b in pairs if not (may_be and a is b)]
-    found = memory.fitting(written, others, may_be=may_be)
+    found = COMPILED.fitting(written, others, may_be)
     alike = all(a.shape == b.shape for a, b in pairs)
-    if alike and memory.plainly_apart(written, read):
+    if alike and COMPILED.apart(written, read):
         assert set(found) == {(a.dtype, b.dtype) for a, b in pairs}
     else:
         assert found is None
@@ -185,7 +185,7 @@ def test_lists_fit_whose_shapes_agree_and_whose_partners_can_be_written(pairs, m
 def test_lists_that_fit_have_so_many_arrays_of_numpys_own_in_dtypes_that_are_told():
     a, b = np.zeros(3, "f4"), np.zeros(3, "f8")
     written, read = [b.copy(), a.copy(), a.copy()], [b.copy(), b.copy(), a.copy()]
-    assert memory.fitting(written, read, may_be=False) == [
+    assert COMPILED.fitting(written, read, False) == [
         (b.dtype, b.dtype),
         (a.dtype, b.dtype),
         (a.dtype, a.dtype),

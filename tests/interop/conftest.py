@@ -42,6 +42,7 @@ _OWN = (
     *(
         ("torch", "test_gated_norm.py"),
         ("torch", "test_gradkit_torch*.py"),
+        ("torch", "test_lists_of_tensors.py"),
         ("torch", "test_shards.py"),
         ("torch", "test_torch_storage.py"),
     ),
