@@ -73,12 +73,12 @@ constexpr int BLOCKS = !LONG && CHUNKS * VEC * words<A>() <= 8 && TAKEN <= regis
 constexpr bool WAITS_FOR_MEMORY = !LONG && !FROM_OUTPUT && !STRIDED && !ODD && VEC > 1;
 
 // What is kept besides. A bias is done with before dx is computed. ds as doubles, or ds and scale of two packs,
-// spill for sm_120.
+// spill for sm_120; a long bias as doubles at strides, for sm_70.
 struct Kept { bool ds, scale, next, bias; };
 constexpr Kept kept() {
     Room room = {registers(512, BLOCKS) - TAKEN};
     Kept found = {};
-    found.bias = HAS_BIAS && (LONG || PARAMETER <= room.left);
+    found.bias = HAS_BIAS && ((LONG && !(STRIDED && sizeof(A) == 8)) || PARAMETER <= room.left);
     found.ds = ADDED && BLOCKS == 1 && sizeof(A) == 4 && room.keeps(ROW_OF_DS);
     found.scale = LONG < 2 && !ADDED && room.keeps(PARAMETER);
     found.next = WAITS_FOR_MEMORY && room.keeps(ROW + CHUNKS);

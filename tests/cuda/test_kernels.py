@@ -172,7 +172,7 @@ def _fewest_threads(file, macros):
     """So many threads must be resident; fewer where each holds many columns or addresses."""
     strided = "STRIDED" in macros
     many = file in ("layer_norm_grad_wide", "layer_norm_grad_cluster", "gated_rms_norm_grad")
-    many |= file == "layer_norm" and (strided or "CLUSTERED" in macros)
+    many |= file == "layer_norm" and (strided or macros["CHUNKS"] > 0)  # or a row is read ahead
     if file == "layer_norm_grad":
         bytes_held = macros["CHUNKS"] * macros["VEC"] * (8 if macros["DATA_T"] == "float64" else 4)
         many = bytes_held > (32 if macros["VEC"] > 1 else 16)
