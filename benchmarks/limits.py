@@ -1,4 +1,4 @@
-"""What bounds the rows of the record where a peer is faster: ``python -m benchmarks.limits``.
+"""What bounds calls that are not far ahead of every peer: ``python -m benchmarks.limits``.
 
 Prints the milliseconds on one thread and on all: of the call, of the peer's on the same arrays, and
 of what the call does in part, all in turns like a case.
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 import gradkit
-from benchmarks import channels, lists
+from benchmarks import channels, lists, rows
 from benchmarks.devices import Call, Cpu
 from benchmarks.peers import mapped, tensor, torch
 from benchmarks.report import markdown
 from benchmarks.shapes import LISTS, Shape, chosen
 
-ROUNDS, IMAGES, GROUPS = 21, (32, 2048, 7, 7), 32
+ROUNDS, IMAGES, GROUPS, ROWS = 21, (32, 2048, 7, 7), 32, (8192, 1024)
 Calls = dict[str, Call]
 
 
@@ -57,8 +57,12 @@ def _subjects(device: Cpu) -> Iterator[tuple[str, Calls]]:
             yield f"{name} 32x2048x7x7 {dtype}", _images(device, name, dtype)
     for shape in chosen(device).images[:3]:
         yield f"batch_norm_grad {'x'.join(map(str, shape))} float32", _gradient(device, shape)
-    yield "rms_norm 8192x1024 float32", _fresh(device)
-    yield "clip_grad_norm, scaling MLP", _clipping(device)
+    for name in ("layer_norm", "rms_norm"):
+        yield f"{name} 8192x1024 float32", _fresh(device, name)
+    for dtype in ("float16", "bfloat16"):
+        yield f"layer_norm_grad 8192x1024 {dtype}", _rows(device, dtype)
+    for name in ("MLP", "24 x 1024x1024"):
+        yield f"clip_grad_norm, scaling {name}", _clipping(device, name)
     for dtype in ("float32", "bfloat16"):
         yield f"sums and averages 4096x4096 {dtype}", _sums(device, dtype)
 
@@ -96,23 +100,42 @@ def _gradient(device: Cpu, shape: Shape) -> Calls:
     }
 
 
-def _fresh(device: Cpu) -> Calls:
-    x, scale = device.normal((8192, 1024), "float32"), device.normal((1024,), "float32", 1)
-    out = gradkit.rms_norm(x, scale)
+def _fresh(device: Cpu, name: str) -> Calls:
+    """Into memory that is there already, and into new pages."""
+    x, scale = device.normal(ROWS, "float32"), device.normal(ROWS[1:], "float32", 1)
+    call, given = getattr(gradkit, name), [x, scale] if name == "rms_norm" else [x, scale, scale]
+    peer, (like, *parameters) = getattr(torch.nn.functional, name), map(tensor, given)
+    out = call(*given)
 
     def touch() -> None:
         np.empty(x.nbytes, np.uint8)[::4096] = 1
 
     return {
-        "gradkit, new results": partial(gradkit.rms_norm, x, scale),
-        "gradkit out=": partial(gradkit.rms_norm, x, scale, out=out),
+        "gradkit, new results": partial(call, *given),
+        "gradkit out=": partial(call, *given, out=out),
+        "PyTorch": partial(peer, like, ROWS[1:], *parameters),
         "a byte of each page of a new array": touch,
         "NumPy copies x": partial(np.copyto, out[0], x),
     }
 
 
-def _clipping(device: Cpu) -> Calls:
-    given = lists.gradients(device, "float32", LISTS["MLP"])
+def _rows(device: Cpu, dtype: str) -> Calls:
+    """The same bytes read, and written as other bytes are read."""
+    dy, x = (device.normal(ROWS, dtype, seed) for seed in range(2))
+    scale, (_, mean, inv_std) = device.normal(ROWS[1:], dtype, 2), gradkit.layer_norm(x)
+    given = {"dy": dy, "x": x, "scale": scale, "mean": mean, "inv_std": inv_std}
+    out, peer = gradkit.layer_norm_grad(**given), rows.TABLES["layer_norm_grad"]["torch"]
+    return {
+        "gradkit, new results": partial(gradkit.layer_norm_grad, **given),
+        "gradkit out=": partial(gradkit.layer_norm_grad, **given, out=out),
+        "PyTorch": peer(SimpleNamespace(**mapped(tensor, given))),
+        "the norm of dy and x": partial(gradkit.grad_norm, [dy, x]),
+        "NumPy copies x": partial(np.copyto, out[0].view(np.int16), x.view(np.int16)),
+    }
+
+
+def _clipping(device: Cpu, name: str) -> Calls:
+    given = lists.gradients(device, "float32", LISTS[name])
     grads, limit = given["grads"], float(gradkit.grad_norm(given["grads"]))
     own = [[grad.copy() for grad in grads] for _ in range(3)]
     with_grads = lists.parameters(mapped(tensor, own[1]))

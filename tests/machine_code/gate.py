@@ -21,7 +21,7 @@ from .cases import Case, cases, data_type, is_common
 from .executed import operations
 from .tables import CODE, EXECUTED, executed_row
 
-ARCHITECTURES = (80, 90, 120)
+ARCHITECTURES = (80, 90, 100, 120)
 WHOLE, BEFORE = 90, 80  # the rarer cases have rows of the first, or of the other if not of it
 _BIGGEST_FIRST = sorted(ARCHITECTURES, key=lambda arch: arch != WHOLE)
 _READER = Path(testbed.machine_code.__file__).parent
