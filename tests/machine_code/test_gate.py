@@ -176,7 +176,7 @@ def test_each_operation_has_a_name_of_its_own():
 def test_the_page_says_how_far_one_round_trip_goes():
     rows = CODE.read()
     assert reach.table(rows) in reach.PAGE.read_text()
-    long = "layer norm | bf16 | 12,288 | shared memory | 1 |  | "
+    long = "layer norm | bf16 | 12,288 | shared memory | 1 |  |  | "
     assert f"| {long} |\n" in reach.table(rows)
 
 
