@@ -171,7 +171,6 @@ class Call(Record):
     in_place: ClassVar[tuple[InPlace, ...]]
     numbers: ClassVar[dict[str, Callable[[Any, Any], Any] | None]]
     passing: ClassVar[dict[str, Callable[[Any, Any], Any]]]
-    checks: ClassVar[tuple[Any, Any]]  # names and functions of ``passing``
     array_names: ClassVar[tuple[str, ...]]  # of arguments, read and written
     optional: ClassVar[frozenset[str]]  # those that may be None
     arrays: ClassVar[Callable[..., tuple[Any, ...]]]
@@ -204,7 +203,6 @@ class Call(Record):
             if not any(_wraps(kind, wrapper) for wrapper in (In, InOut, Out))
         }
         cls.passing = {n: each.check for n, each in checked.items() if isinstance(each, Passing)}
-        cls.checks = (*cls.passing,), (*cls.passing.values(),)
         cls.numbers = {n: check for n, check in checked.items() if n not in cls.passing}
         cls.results = tuple(
             Result(name, _role(kind)[0], **vars(cls)[name])

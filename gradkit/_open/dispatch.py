@@ -173,7 +173,7 @@ def _run_plain(
 
 def _check_passing(call: Call, passed: tuple[Any, ...]) -> None:
     """Check plain numbers that no plan depends on."""
-    for name, check, value in zip(*call.checks, passed):  # noqa: B905 - strict takes longer
+    for (name, check), value in zip(call.passing.items(), passed):  # noqa: B905 - strict takes longer
         checked = check(value, _ON_HOST)
         if checked is not value:
             setattr(call, name, checked)
