@@ -148,10 +148,10 @@ class ForwardCase(_Forward):
         super().__init__(shape, axis, types, layouts, affine, np.random.default_rng(seed))
         self.mean, self.inv_std = np.full((2, shape[axis]), np.nan, types[1])
 
-    def running(self, dtype, momentum):
-        """Running statistics that do not lie side by side."""
+    def running(self, dtype, momentum, layout="stepped"):
+        """Running statistics, which do not lie side by side unless ``layout`` is "C"."""
         self._before = np.random.default_rng(7).uniform(1, 2, (2, len(self.mean))).astype(dtype)
-        mean, var = (LAYOUTS["stepped"](row.copy()) for row in self._before)
+        mean, var = (LAYOUTS[layout](row.copy()) for row in self._before)
         self._running = {"running_mean": mean, "running_var": var, "momentum": momentum}
         return self._running
 

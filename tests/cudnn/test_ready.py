@@ -116,15 +116,59 @@ def test_vectors_with_gaps_are_copied_in_each_call(install, name):
         case.check()
 
 
-def test_running_statistics_move_in_each_call(install):
-    install()
-    plan = None
-    for momentum in (0.0, 0.3, 0.6):
+@pytest.mark.parametrize(("layout", "described"), [("C", 1), ("stepped", 4)])
+def test_running_statistics_move_in_each_call(install, monkeypatch, layout, described):
+    """Where they lie, if cuDNN takes them so and both terms have a weight."""
+    cudnn, plan, makes = install(), None, []
+    create = cudnn.bindings.createTensorDescriptor
+    monkeypatch.setattr(
+        cudnn.bindings, "createTensorDescriptor", lambda: makes.append(1) or create()
+    )
+    for momentum in (0.3, 0.6, 0.1, 0.3):
         case = ForwardCase(SHAPE, 1, F32)
-        ran, plan = compute(case, plan, **case.running("float32", momentum))
+        ran, plan = compute(case, plan, **case.running("float32", momentum, layout))
         assert ran == "cudnn"
         case.check()
         case.check_running()
+    assert len(makes) == 2 * described
+
+
+@pytest.mark.parametrize("first", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 1.0])
+def test_a_term_without_weight_is_left_out_of_each_call(install, first, momentum):
+    install()
+    case = ForwardCase(SHAPE, 1, F32)
+    _, plan = compute(case, **case.running("float32", first, "C"))
+    case = ForwardCase(SHAPE, 1, F32)
+    running = case.running("float32", momentum, "C")
+    if momentum == 0:
+        case.x[...] = np.nan
+    elif momentum == 1:
+        running["running_mean"][...] = running["running_var"][...] = np.nan
+    assert compute(case, plan, **running)[0] == "cudnn"
+    if momentum == 0:
+        assert case.unmoved()
+    else:
+        case.check_running()
+
+
+@pytest.mark.guarantee("Running statistics")
+@pytest.mark.filterwarnings("ignore:cuDNN failed")
+def test_running_statistics_that_may_have_moved_do_not_move_twice(install, monkeypatch):
+    cudnn, calls = install(), native(monkeypatch, ForwardCase)
+    case = ForwardCase(SHAPE, 1, F32)
+    running = case.running("float32", 0.3, "C")
+    _, plan = compute(case, **running)
+    cudnn.bindings.fails = "CUDNN_STATUS_EXECUTION_FAILED"
+    with pytest.raises(CudnnError, match="EXECUTION_FAILED"):
+        compute(ForwardCase(SHAPE, 1, F32), plan, **running)
+    assert not calls
+    assert compute(ForwardCase(SHAPE, 1, F32), plan, **running)[0] == "native"
+    cudnn.bindings.fails = None
+    _, plan = compute(ForwardCase((5, 3, 2), 1, F32), **running)
+    cudnn.bindings.fails = "CUDNN_STATUS_NOT_SUPPORTED"  # which comes before anything is launched
+    assert compute(ForwardCase((5, 3, 2), 1, F32), plan, **running)[0] == "native"
+    assert len(calls) == 2
 
 
 @pytest.mark.filterwarnings("ignore:cuDNN failed")

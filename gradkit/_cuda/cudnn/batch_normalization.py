@@ -7,7 +7,7 @@ dense, a ``dy`` or an output whose strides differ from those of ``x``, and a ``d
 not have moved.
 
 A call whose arrays cuDNN takes as they are is repeated, with a plan like it, on addresses alone:
-``Ready``.
+``Ready``. cuDNN then moves running statistics where they lie.
 """
 
 import ctypes
@@ -54,9 +54,10 @@ def batch_norm(cudnn: Cudnn, device: Device, call: BatchNorm, *, persistent: boo
     work = _Work(cudnn, device, call.x, call.channel_axis, persistent)
     mean, inv_std = work.wide_output(call.mean), work.wide_output(call.inv_std)
     moved = work.moved(call)
+    function = _MOVING if moved else _FORWARD
     x, y = work.dense(call.x), work.dense_output(call.y, (call.x,))
     scale, bias = work.parameter(call.scale, 1), work.parameter(call.bias, 0)
-    work.run(_FORWARD, call, (x, y), (scale, bias, mean, inv_std), (*moved, call.eps))
+    work.run(function, call, (x, y), (scale, bias, mean, inv_std, *moved))
 
 
 def batch_norm_inference(
@@ -68,7 +69,7 @@ def batch_norm_inference(
     mean, var = work.wide(call.mean), work.wide(call.var)
     x, y = work.dense(call.x), work.dense_output(call.y, (call.x,))
     scale, bias = work.parameter(call.scale, 1), work.parameter(call.bias, 0)
-    work.run(_INFERENCE, call, (x, y), (scale, bias, mean, var), (call.eps,))
+    work.run(_INFERENCE, call, (x, y), (scale, bias, mean, var))
 
 
 def _check_eps(function: str, eps: float) -> None:
@@ -91,27 +92,30 @@ class _Function:
         self.of: Callable[[Bindings], Callable[..., None]] = attrgetter(name)
 
 
-def _gradient(
-    layout: "_Layout", x: int, dy: int, dx: int, scale: int, dscale: int, dbias: int, *last: int
-) -> tuple[Any, ...]:
+def _gradient(layout: "_Layout", _: Any, *addresses: int) -> tuple[Any, ...]:
+    x, dy, dx, scale, dscale, dbias, *statistics = addresses
     data, parameter = layout.descriptors
     return (
         *(layout.mode, layout.one, layout.zero, layout.one, layout.zero),  # of data, of parameters
         *(data, x, data, dy, data, dx),
-        *(parameter, scale, dscale, dbias, _BACKWARD_EPSILON, *last),  # mean, inv_std
+        *(parameter, scale, dscale, dbias, _BACKWARD_EPSILON, *statistics),
     )
 
 
-def _forward(
-    layout: "_Layout", x: int, y: int, scale: int, bias: int, mean: int, inv_std: int, *more: Any
-) -> tuple[Any, ...]:
-    return *_normalise(layout, x, y, scale, bias), *more, mean, inv_std
+def _forward(layout: "_Layout", call: Any, *addresses: int) -> tuple[Any, ...]:
+    *rest, mean, inv_std = addresses
+    return *_normalise(layout, *rest), 1.0, 0, 0, call.eps, mean, inv_std
 
 
-def _inference(
-    layout: "_Layout", x: int, y: int, scale: int, bias: int, mean: int, var: int, eps: float
-) -> tuple[Any, ...]:
-    return *_normalise(layout, x, y, scale, bias), mean, var, eps
+def _moving(layout: "_Layout", call: Any, *addresses: int) -> tuple[Any, ...]:
+    *rest, mean, inv_std, running_mean, running_var = addresses
+    moved = call.momentum, running_mean, running_var
+    return *_normalise(layout, *rest), *moved, call.eps, mean, inv_std
+
+
+def _inference(layout: "_Layout", call: Any, *addresses: int) -> tuple[Any, ...]:
+    *rest, mean, var = addresses
+    return *_normalise(layout, *rest), mean, var, call.eps
 
 
 def _normalise(layout: "_Layout", x: int, y: int, scale: int, bias: int) -> tuple[Any, ...]:
@@ -125,33 +129,47 @@ _GRADIENT = _Function(
 _FORWARD = _Function(
     "batchNormalizationForwardTraining", _forward, "x y", "scale bias mean inv_std"
 )
+_MOVING = _Function(
+    "batchNormalizationForwardTraining",
+    _moving,
+    "x y",
+    "scale bias mean inv_std running_mean running_var",
+)
 _INFERENCE = _Function(
     "batchNormalizationForwardInference", _inference, "x y", "scale bias mean var"
 )
 
 
+def _weighs_both(call: BatchNorm) -> bool:
+    """Whether running statistics may be left to cuDNN, which multiplies by a weight of 0 too."""
+    return 0 < call.momentum < 1
+
+
 class Ready:
     """A call whose arrays cuDNN took as they are: the next of its plan needs addresses alone."""
 
-    def __init__(self, cudnn: Cudnn, layout: "_Layout", function: _Function, more: Sequence[Any]):
-        self._cudnn, self._layout, self._function, self._more = cudnn, layout, function, more
+    def __init__(self, cudnn: Cudnn, layout: "_Layout", function: _Function):
+        self._cudnn, self._layout, self._function = cudnn, layout, function
         self._run, self._failed = function.of(cudnn.bindings), False
 
     def run(self, device: Device, call: Any) -> bool:
         """Have cuDNN compute a call; false if it does not, and then nothing was written."""
-        if self._failed or not library.is_used(self._cudnn):
-            return False
         function, at, stream = self._function, device.pointer, device.cuda_stream()
+        moving = function is _MOVING
+        if self._failed or not library.is_used(self._cudnn) or (moving and not _weighs_both(call)):
+            return False
         addresses = [a if type(a) is Address else at(a) for a in function.arrays(call)]
         *read, written = addresses[: function.count]
         aligned = not any(address % _ALIGNMENT for address in (*read, written))
         if stream is None or not aligned or written in read:
             return False
-        arguments = function.arrange(self._layout, *addresses, *self._more)
+        arguments = function.arrange(self._layout, call, *addresses)
         try:
             self._run(self._cudnn.handles.get(device.number, stream), *arguments)
-        except CudnnError:  # which a call on arrays raises too, or answers
+        except CudnnError as error:  # which a call on arrays raises too, or answers
             self._failed = True
+            if moving and not error.unsupported:
+                raise  # running statistics may have moved, and must not move twice
             return False
         return True
 
@@ -214,19 +232,18 @@ class _Work:
         call: Any,
         data: Sequence[Array],
         vectors: Sequence[Array],
-        more: Sequence[Any] = (),
     ) -> None:
         """Call cuDNN, and copy results from scratch to the outputs, rounded once."""
         stream = self._device.cuda_stream()
         assert stream is not None  # cuDNN is never called on an emulated device
         addresses = map(self._device.pointer, (*data, *vectors))
-        arguments = function.arrange(self._layout, *addresses, *more)
+        arguments = function.arrange(self._layout, call, *addresses)
         handle = self._cudnn.handles.get(self._device.number, stream)
         function.of(self._cudnn.bindings)(handle, *arguments)
         for wanted, made in self._to_deliver:
             wanted[...] = made
         if self._in_place:
-            call.plan.launcher = Ready(self._cudnn, self._layout, function, more)
+            call.plan.launcher = Ready(self._cudnn, self._layout, function)
 
     def dense(self, array: Array) -> Array:
         """The array in the layout of x; a copy unless it already has that layout."""
@@ -254,17 +271,15 @@ class _Work:
             return self._scratch((self._channels,), wide)
         return vector if self._is_wide(vector) else self._scratch_for(vector, wide)
 
-    def moved(self, call: BatchNorm) -> tuple[float, int, int]:
-        """The factor, and addresses of copies of running statistics, or null pointers.
-
-        cuDNN weights with 0 too, and 0 * NaN is NaN.
-        """
+    def moved(self, call: BatchNorm) -> tuple[Array, ...]:
+        """Copies of the running statistics that are to be moved."""
+        running: list[Array] = [call.running_mean, call.running_var]
         if call.running_mean is None:
-            return 1.0, 0, 0
+            return ()
+        in_place = self._in_place and all(map(self._is_wide, running))
         self._in_place = False
         if call.momentum == 0:
-            return 1.0, 0, 0
-        running: tuple[Array, Array] = call.running_mean, call.running_var
+            return ()
         if running[0].dtype.itemsize > self._layout.wide.itemsize:
             reason = f"running statistics in {running[0].dtype} would be rounded"
             function = "cudnnBatchNormalizationForwardTraining"
@@ -272,8 +287,8 @@ class _Work:
         made = [self._scratch_for(array, self._layout.wide) for array in running]
         for copy, array in zip(made, running, strict=True):
             copy[...] = 0 if call.momentum == 1 else array
-        mean, var = made
-        return call.momentum, self._device.pointer(mean), self._device.pointer(var)
+        self._in_place = in_place  # the next call needs no copies
+        return (*made,)
 
     def parameter(self, vector: Array | None, value: float) -> Array:
         """A scale or bias; ``value`` in each channel if there is none."""
