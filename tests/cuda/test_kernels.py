@@ -27,6 +27,8 @@ from testbed.nvrtc import (
 )
 from testbed.tools import missing
 from tests.combinations import combinations, compiles_for
+from tests.machine_code.cases import Case
+from tests.machine_code.tables import CODE
 from tests.operations import records
 
 PARAMETERS = re.compile(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(([^{]*)\) \{")
@@ -107,12 +109,19 @@ FILES = {name.partition("-")[0]: name for name in reversed(KERNELS)}  # the firs
 # Of these, a multiprocessor must hold as many threads as `_fewest_threads` says.
 COUNTED = {file for file, _ in combinations(*records("rows"))}
 # On these every n-th combination of macros is compiled, because registers run short on the oldest
-# and not on the newest, or the other way round; `make machine-code` compiles most for one of them.
+# and not on the newest, or the other way round; not those that `make machine-code` compiles.
 # On the others one combination of each file's first choice of dtypes and of every n-th, another one
 # on each.
 EVERY = {90: 7, min(ARCHITECTURES): 13, max(ARCHITECTURES): 13}
 EVERY_BETWEEN = 5
 EVERYTHING = os.environ.get("GRADKIT_NVRTC") == "all"
+
+
+def _case(row):
+    return Case(row["file"], tuple(row["macros"].split()))
+
+
+RECORDED = {(_case(row), int(row["sm"])) for row in CODE.read()}
 
 
 @pytest.fixture
@@ -131,9 +140,13 @@ def check_compiles(chosen, arch):
     assert {row.source for row in rows} == names.keys()
     assert not spills(rows), "\n" + format_table(spills(rows))
     for row in rows:
-        file, macros = names[row.source]
-        if file in COUNTED:  # a multiprocessor has 65536 registers
-            assert row.use.registers * _fewest_threads(file, macros) <= 65536, row
+        check_registers(*names[row.source], row.use.registers)
+
+
+def check_registers(file, macros, registers):
+    """A multiprocessor, which has 65536 registers, holds enough threads."""
+    if file in COUNTED:
+        assert registers * _fewest_threads(file, macros) <= 65536, (file, macros)
 
 
 @pytest.mark.sampled(3)
@@ -147,12 +160,20 @@ def test_every_file_compiles_without_spills(file, arch):
     check_compiles([chosen], arch if compiles_for(arch, *chosen) else max(ARCHITECTURES))
 
 
+def _sampled(name, arch):
+    """Of a name in KERNELS, the combinations that are compiled for an architecture."""
+    if EVERYTHING:
+        return KERNELS[name]
+    few = KERNELS[name][:: EVERY.get(arch, len(KERNELS[name]))]
+    return [each for each in few if (Case.of(each[0], **each[1]), arch) not in RECORDED]
+
+
 def _chosen():
     """Each name in KERNELS with the architectures that it is compiled for."""
     for k, name in enumerate(KERNELS):
         for place, arch in enumerate(ARCHITECTURES):
             sampled = name in FILES.values() or (k + place) % EVERY_BETWEEN == 0
-            if EVERYTHING or arch in EVERY or sampled:
+            if (EVERYTHING or arch in EVERY or sampled) and _sampled(name, arch):
                 yield name, arch
 
 
@@ -164,8 +185,15 @@ def test_every_combination_compiles_without_spills(name, arch):
 
     GRADKIT_NVRTC=all compiles all of it for every GPU, which takes far longer.
     """
-    step = 1 if EVERYTHING else EVERY.get(arch, len(KERNELS[name]))
-    check_compiles(KERNELS[name][::step], arch)
+    check_compiles(_sampled(name, arch), arch)
+
+
+def test_no_recorded_kernel_spills():
+    """`make machine-code` compiles these, and fails if one becomes worse than its row."""
+    given = {Case.of(file, **macros): (file, macros) for file, macros in combinations()}
+    for row in CODE.read():
+        assert (row["spilled"], row["stack"]) == ("0", "0"), row
+        check_registers(*given[_case(row)], int(row["registers"]))
 
 
 def _fewest_threads(file, macros):
