@@ -260,6 +260,47 @@ def test_a_call_starts_as_many_threads_as_were_set():
     assert in_a_process(STARTED).stdout.split() == ["0", "2", "2", "2"]
 
 
+LEFT_ALONE = """
+import os, signal, numpy as np, gradkit
+status = lambda task: open(f"/proc/self/task/{task}/status").read().split()
+blocked = lambda task: int(status(task)[status(task).index("SigBlk:") + 1], 16)
+took = lambda task: int(open(f"/proc/self/task/{task}/schedstat").read().split()[0])
+tasks = lambda: sorted(map(int, os.listdir("/proc/self/task")))
+own, x = tasks(), np.ones(1 << 20, np.float32)
+for threads in (3, 2):
+    gradkit.set_num_threads(threads)
+    started = [task for task in tasks() if task not in own]
+    before = [took(task) for task in started]
+    norm = gradkit.grad_norm([x] * 600)
+second, third = (took(task) - was for task, was in zip(started, before))
+print(third < second / 4)
+bits = 1 << signal.SIGINT - 1 | 1 << signal.SIGUSR1 - 1
+print([blocked(task) & bits == bits for task in started], blocked(own[0]) & bits)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's threads")
+def test_threads_take_no_signals_and_no_part_in_calls_of_fewer():
+    """A handler may be another library's, which expects its own threads, not ours."""
+    assert in_a_process(LEFT_ALONE).stdout == "True\n[True, True] 0\n"
+
+
+MANY = """
+import numpy as np, gradkit
+x = np.random.default_rng(0).standard_normal((3000, 257)).astype(np.float32)
+found = []
+for threads in (1, 100):
+    gradkit.set_num_threads(threads)
+    found.append([gradkit.layer_norm(x)[0].tobytes(), gradkit.grad_norm([x] * 9).tobytes()])
+print(found[0] == found[1])
+"""
+
+
+def test_a_hundred_threads():
+    """More than the parts that a call is cut into."""
+    assert in_a_process(MANY).stdout == "True\n"
+
+
 CHANNEL_TYPES = pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
 IMAGES = {
     "a row of channels": (3000, 24),
