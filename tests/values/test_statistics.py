@@ -135,6 +135,11 @@ def test_sums_that_would_overflow(backend, name):
     check(backend, gradkit.grad_stats([backend.asarray(host)])["0"], [host])
 
 
+def test_a_sum_overflows_though_no_element_is_near_the_largest(backend):
+    host = np.full(5000, 2.0**1013)
+    check(backend, gradkit.grad_stats([backend.asarray(host)])["0"], [host])
+
+
 @pytest.mark.parametrize("name", DTYPES)
 def test_what_is_too_small_for_flushing_is_no_zero(backend, name):
     host = np.full(200, tolerances.smallest(DTYPES[name]), DTYPES[name])
