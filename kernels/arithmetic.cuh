@@ -7,6 +7,13 @@
 #pragma once
 
 typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#ifdef GRADKIT_EMULATED
+#define EMULATED 1
+#else
+#define EMULATED 0
+#endif
 
 // For headers that CPUs share.
 #define INLINE __device__ __forceinline__
@@ -100,11 +107,59 @@ __device__ __forceinline__ float fused(float a, float b, float c) {
 #endif
 }
 
+// Two floats, computed with as if each were alone: by one instruction where there is one, on compute capability
+// 10.0 and 10.3.
+struct Two { float first, second; };
+
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 1000 || __CUDA_ARCH__ == 1030)
+#define TWO_AT_ONCE 1
+__device__ __forceinline__ u64 bits_of(Two x) {
+    u64 bits;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(bits) : "f"(x.first), "f"(x.second));
+    return bits;
+}
+__device__ __forceinline__ Two two_of(u64 bits) {
+    Two x;
+    asm("mov.b64 {%0, %1}, %2;" : "=f"(x.first), "=f"(x.second) : "l"(bits));
+    return x;
+}
+#define OPERATION_ON_TWO(name, instruction)                                          \
+    __device__ __forceinline__ Two name(Two a, Two b) {                              \
+        u64 y;                                                                       \
+        asm(instruction " %0, %1, %2;" : "=l"(y) : "l"(bits_of(a)), "l"(bits_of(b))); \
+        return two_of(y);                                                            \
+    }
+__device__ __forceinline__ Two fused(Two a, Two b, Two c) {
+    u64 y;
+    asm("fma.rn.f32x2 %0, %1, %2, %3;" : "=l"(y) : "l"(bits_of(a)), "l"(bits_of(b)), "l"(bits_of(c)));
+    return two_of(y);
+}
+#else
+#define TWO_AT_ONCE EMULATED
+#define OPERATION_ON_TWO(name, instruction)                              \
+    __device__ __forceinline__ Two name(Two a, Two b) {                  \
+        return {name(a.first, b.first), name(a.second, b.second)};       \
+    }
+__device__ __forceinline__ Two fused(Two a, Two b, Two c) {
+    return {fused(a.first, b.first, c.first), fused(a.second, b.second, c.second)};
+}
+#endif
+OPERATION_ON_TWO(sum_of, "add.rn.f32x2")
+OPERATION_ON_TWO(difference_of, "sub.rn.f32x2")
+OPERATION_ON_TWO(product_of, "mul.rn.f32x2")
+#undef OPERATION_ON_TWO
+
+__device__ __forceinline__ Two quotient_of(Two a, Two b) {
+    return {quotient_of(a.first, b.first), quotient_of(a.second, b.second)};
+}
+__device__ __forceinline__ Two negative_of(Two x) { return {negative_of(x.first), negative_of(x.second)}; }
+__device__ __forceinline__ Two magnitude_of(Two x) { return {magnitude_of(x.first), magnitude_of(x.second)}; }
+
 // Whether squares of floats were added up without a loss that counts: none overflowed, and those
 // below 2^-126, of which a float loses digits, are too small beside a sum of 2^-96.
 __device__ __forceinline__ bool squares_held(double sum) { return sum >= 0x1p-96 && sum <= LARGEST; }
 
-// A float or a double. An aggregate, since shared memory takes nothing that has a constructor.
+// A float, two or a double. An aggregate, since shared memory takes nothing that has a constructor.
 template <typename F> struct Real {
     F value;
     __device__ __forceinline__ Real operator+(Real b) const { return {sum_of(value, b.value)}; }
@@ -124,12 +179,13 @@ __device__ __forceinline__ Real<F> fused(Real<F> a, Real<F> b, Real<F> c) {
 __device__ __forceinline__ double exactly(Real<float> x) { return exactly(x.value); }
 __device__ __forceinline__ double exactly(Real<double> x) { return x.value; }
 
-// A sum of floats and of the rounding errors that were made on the way.
-struct Single { float hi, lo; };
+// A sum of floats, or two sums, and of the rounding errors that were made on the way.
+template <typename F> struct Compensated { F hi, lo; };
+typedef Compensated<float> Single;
 
 // Knuth's two-sum.
-__device__ __forceinline__ Single sum_with_error(float a, float b) {
-    const float sum = sum_of(a, b), back = difference_of(sum, a);
+template <typename F> __device__ __forceinline__ Compensated<F> sum_with_error(F a, F b) {
+    const F sum = sum_of(a, b), back = difference_of(sum, a);
     return {sum, sum_of(difference_of(a, difference_of(sum, back)), difference_of(b, back))};
 }
 

@@ -12,7 +12,6 @@ struct bf16 { unsigned short bits; };
 typedef float f32;
 typedef double f64;
 
-typedef unsigned long long u64;
 typedef long long i64;
 
 // EXPECT: a condition that must hold. The emulator checks it; on a GPU it is nothing.

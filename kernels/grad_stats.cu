@@ -18,7 +18,8 @@
 // The sum of elements of any sign; a large f64 is scaled, as by Sum.
 struct SumOfElements : Sum {
     template <typename T> __device__ static __forceinline__ double term(T x) { return to_double(x); }
-    template <typename T> __device__ static __forceinline__ Single single(T x) { return {widen(x).value, 0}; }
+    template <typename T> __device__ static __forceinline__ constexpr bool is_exact() { return true; }
+    template <typename T, typename F> __device__ static __forceinline__ Compensated<F> single(F x) { return {x, {}}; }
 };
 
 #define LARGEST_SINGLE 0x71800000u  // the bits of 2^100: no sum of such that waits overflows
@@ -84,9 +85,7 @@ struct Collect : ReadsSource {
             sum.part.hi = __dadd_rn(sum.part.hi, sum_in_double<SumOfElements>(packs));
             return;
         }
-        Single more = sum_in_single<SumOfElements>(packs[0].source);
-#pragma unroll
-        for (int b = 1; b < B; ++b) more = more + sum_in_single<SumOfElements>(packs[b].source);
+        const Single more = sum_in_single<SumOfElements>(packs);
         sum.waiting = normalized(sum.waiting + more);
     }
 };

@@ -27,14 +27,13 @@
 // multiple of 32 and at most 512 with CLUSTER * x * CHUNKS * VEC >= width; gridDim.x a multiple of
 // CLUSTER.
 
+#include "abreast.cuh"
 #include "row_starts.cuh"
 #include "rows.cuh"
 
 #ifndef CLUSTERED
 #define CLUSTERED 0
 #endif
-
-typedef Wide<DATA_T>::type A;
 
 // Packs whose loads are in flight at once; and what counts columns.
 #if CHUNKS
@@ -175,16 +174,17 @@ __device__ __forceinline__ void for_each_group(const Row& row, F visit) {
 #endif
 }
 
-// The sum of N numbers, a power of two, in pairs: equal ones add up without a rounding error.
-template <int N> __device__ __forceinline__ A pairwise(const A (&numbers)[N]) {
-    A sums[N];
+// The sum of a pack's numbers, in pairs: equal ones add up without a rounding error.
+__device__ __forceinline__ A pairwise(const A (&numbers)[VEC]) {
+    A sums[VEC];
 #pragma unroll
-    for (int k = 0; k < N; ++k) sums[k] = numbers[k];
+    for (int k = 0; k < VEC; ++k) sums[k] = numbers[k];
 #pragma unroll
-    for (int left = N / 2; left > 0; left /= 2)
+    for (int left = VEC / 2; left >= ABREAST; left /= 2)
 #pragma unroll
-        for (int k = 0; k < left; ++k) sums[k] += sums[k + left];
-    return sums[0];
+        for (int k = 0; k < left; k += ABREAST)
+            put_numbers(sums, k, numbers_at(sums, k) + numbers_at(sums, k + left));
+    return ABREAST > 1 ? sums[0] + sums[1] : sums[0];
 }
 
 // The thread's share of the sums of x - centre and of its square over a row, in double and from
@@ -210,9 +210,9 @@ __device__ __forceinline__ double share_of_sum(const Row& row) {
 #pragma unroll
         for (int i = 0; i < GROUP; ++i) {
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) {
-                const A x = widen(group.at[i].at(k));
-                totals[k] = HALVES && i ? totals[k] + x : x;
+            for (int k = 0; k < VEC; k += ABREAST) {
+                const Numbers x = numbers_at(group.at[i], k);
+                put_numbers(totals, k, HALVES && i ? numbers_at(totals, k) + x : x);
             }
             if (!HALVES || i == GROUP - 1) sum += exactly(pairwise(totals));
         }
@@ -228,11 +228,11 @@ __device__ __forceinline__ Deviations<N> deviations_of(
     Deviations<N> away;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const A from = column_of(first + i) < width ? centre : A{0};
+        const Numbers from = each(column_of(first + i) < width ? centre : A{0});
 #pragma unroll
-        for (int k = 0; k < VEC; ++k) {
-            const A x = widen(packs.at[i].at(k));
-            away.at[i][k] = CENTRED ? x - from : x;
+        for (int k = 0; k < VEC; k += ABREAST) {
+            const Numbers x = numbers_at(packs.at[i], k);
+            put_numbers(away.at[i], k, CENTRED ? x - from : x);
         }
     }
     return away;
@@ -272,9 +272,9 @@ __device__ __forceinline__ Pair<double> share_of_moments(const Row& row, A centr
         for (int i = 0; i < GROUP; ++i) {
             sum += pairwise(away.at[i]);
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) {
-                const A x = away.at[i][k];
-                squares[k] = i ? fused(x, x, squares[k]) : x * x;
+            for (int k = 0; k < VEC; k += ABREAST) {
+                const Numbers x = numbers_at(away.at[i], k);
+                put_numbers(squares, k, i ? fused(x, x, numbers_at(squares, k)) : x * x);
             }
         }
         sums.first += exactly(sum);
@@ -336,7 +336,7 @@ __device__ __forceinline__ void normalize_row(
     const Layout& layout, const Row& row, const PARAM_T* scale, const PARAM_T* bias,
     const Columns (&kept)[GROUP], DATA_T* y, const Statistics& of
 ) {
-    const A inv_std = narrow<A>(of.inv_std);
+    const Numbers inv_std = each(narrow<A>(of.inv_std)), shift = each(of.shift);
     for_each_deviation<NORMALIZED>(row, of.centre, [&](Index first, const Deviations<NORMALIZED>& away) {
 #pragma unroll
         for (int i = 0; i < NORMALIZED; ++i) {
@@ -349,10 +349,10 @@ __device__ __forceinline__ void normalize_row(
             }
             A values[VEC];
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) {
-                const A x = away.at[i][k], factor = shifted(layout, widen(own.scale.at(k)));
-                values[k] = CENTRED ? fused(fused(x, inv_std, of.shift), factor, widen(own.bias.at(k)))
-                                    : x * inv_std * factor;
+            for (int k = 0; k < VEC; k += ABREAST) {
+                const Numbers x = numbers_at(away.at[i], k), factor = shifted(layout, numbers_at(own.scale, k));
+                const Numbers bias = numbers_at(own.bias, k);
+                put_numbers(values, k, CENTRED ? fused(fused(x, inv_std, shift), factor, bias) : x * inv_std * factor);
             }
             Raw<DATA_T, VEC> rounded = narrow_all<DATA_T>(values);
             // Or each pack is computed behind its condition, and packs wait for each other.

@@ -103,7 +103,7 @@ struct Row {
     Raw<DATA_T, VEC> ds[ALL_CHUNKS];  // if DS_WITH_ROW
     RawStatistics of;
 #if FROM_OUTPUT
-    A xhat[CHUNKS][VEC];  // kept by `sum_row`, in place of the source: a division takes long
+    Numbers xhat[CHUNKS][VEC];  // kept by `sum_row`, in place of the source: a division takes long
 #endif
 };
 
@@ -209,12 +209,13 @@ __device__ __forceinline__ Pair<A> sum_row(
         const Statistics here = NEVER_EARLY || inside ? of : Statistics{0, 0};
         const Parameters parameters = {scale_of(in.scale, own, c, width), biases[c]};
 #pragma unroll
-        for (int k = 0; k < VEC; ++k) {
+        for (int k = 0; k < VEC; k += ABREAST) {
             if (!has(c, k)) continue;
-            Element e = element_of(in.layout, at.part[c], parameters, here, k);
-            if (NEVER_EARLY && !inside) e.xhat = A{0};
-            add_to_column(e, own.sum(0, c, k), own.sum(PLANES - 1, c, k));
-            add_to_row(e, sums);
+            Elements e = elements_at(in.layout, at.part[c], parameters, here, k);
+            if (NEVER_EARLY && !inside) e.xhat = each(A{0});
+            const int count = has(c, k + ABREAST - 1) ? ABREAST : 1;
+            add_to_columns(e, [&](int plane, int i) -> A& { return own.sum(plane, c, k + i); }, count);
+            add_to_row(e, sums, count);
 #if FROM_OUTPUT
             at.xhat[c][k] = e.xhat;
 #endif
@@ -242,13 +243,13 @@ __device__ __forceinline__ void write_row(
         }
         A out[VEC];
 #pragma unroll
-        for (int k = 0; k < VEC; ++k) {
+        for (int k = 0; k < VEC; k += ABREAST) {
             if (!has(c, k)) continue;
-            Element e = element_of(in.layout, at.part[c], parameters, of, k);
+            Elements e = elements_at(in.layout, at.part[c], parameters, of, k);
 #if FROM_OUTPUT
             e.xhat = at.xhat[c][k];
 #endif
-            out[k] = gradient(e, means, of.inv_std, widen(further.at(k)));
+            put_numbers(out, k, gradient(e, means, of.inv_std, numbers_at(further, k)));
         }
         store_chunk<PIECE>(c, dx + chunk_offset(c, width), out);
     }

@@ -61,7 +61,7 @@ __device__ __forceinline__ Row fetch_row(const Arrays& in, bool exists, i64 row,
     return to;
 }
 
-typedef A Xhats[CHUNKS][VEC];
+typedef Numbers Xhats[CHUNKS][VEC];
 
 // Adds to the column sums; returns the thread's row sums.
 __device__ __forceinline__ Pair<A> sum_row(
@@ -76,9 +76,9 @@ __device__ __forceinline__ Pair<A> sum_row(
         // 0 * xhat would be NaN.
         const Statistics here = column_of(c) < width ? of : Statistics{0, 0};
 #pragma unroll
-        for (int k = 0; k < VEC; ++k) {
-            const Element e = element_of(in.layout, at.part[c], parameters, here, k);
-            add_to_column(e, own.sums[0][c][k], own.sums[PLANES - 1][c][k]);
+        for (int k = 0; k < VEC; k += ABREAST) {
+            const Elements e = elements_at(in.layout, at.part[c], parameters, here, k);
+            add_to_columns(e, [&](int plane, int i) -> A& { return own.sums[plane][c][k + i]; });
             add_to_row(e, sums);
             xhats[c][k] = e.xhat;
         }
@@ -101,11 +101,11 @@ __device__ __forceinline__ void write_row(
         const Parameters parameters = {own.scale[c], {}};
         A out[VEC];
 #pragma unroll
-        for (int k = 0; k < VEC; ++k) {
-            Element e = element_of(in.layout, at.part[c], parameters, of, k);
+        for (int k = 0; k < VEC; k += ABREAST) {
+            Elements e = elements_at(in.layout, at.part[c], parameters, of, k);
             // A division takes long; all else takes fewer registers if it is computed again.
             if (FROM_OUTPUT) e.xhat = xhats[c][k];
-            out[k] = gradient(e, means, of.inv_std, widen(further.at(k)));
+            put_numbers(out, k, gradient(e, means, of.inv_std, numbers_at(further, k)));
         }
         store_data(dx + column_of(c), out);
     }

@@ -60,7 +60,8 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
             if (column + b * step >= width) continue;
             Pair<A> sums = {0, 0};
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) add_to_row(element_of(in.layout, at[b], own[b], of, k), sums);
+            for (int k = 0; k < VEC; k += ABREAST)
+                add_to_row(elements_at(in.layout, at[b], own[b], of, k), sums);
             total.first += exactly(sums.first);
             total.second += exactly(sums.second);
         }
@@ -130,10 +131,10 @@ __device__ __forceinline__ void apply_to_columns(
             }
             A out[VEC];
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) {
-                const Element e = element_of(in.layout, at[b], own, of, k);
-                add_to_column(e, totals[0][k], totals[PLANES - 1][k]);
-                out[k] = gradient(e, means, of.inv_std, widen(further.at(k)));
+            for (int k = 0; k < VEC; k += ABREAST) {
+                const Elements e = elements_at(in.layout, at[b], own, of, k);
+                add_to_columns(e, [&](int plane, int i) -> A& { return totals[plane][k + i]; });
+                put_numbers(out, k, gradient(e, means, of.inv_std, numbers_at(further, k)));
             }
             store_data(dx + start_of(in.layout, DX, place, width) + column, out);
         }

@@ -46,8 +46,8 @@ __device__ __forceinline__ void combine_scaled(Part& into, Part other, double p)
     into.lo = __dadd_rn(into.lo, other.lo);
 }
 
-__device__ __forceinline__ Single operator+(Single a, Single b) {
-    const Single sum = sum_with_error(a.hi, b.hi);
+template <typename F> __device__ __forceinline__ Compensated<F> operator+(Compensated<F> a, Compensated<F> b) {
+    const Compensated<F> sum = sum_with_error(a.hi, b.hi);
     return {sum.hi, sum_of(sum.lo, sum_of(a.lo, b.lo))};
 }
 
@@ -70,22 +70,48 @@ __device__ __forceinline__ void add_waiting(Share& share) {
     share.waiting = {0, 0};
 }
 
-// The sum of N terms, which it changes: a tree, whose depth bounds the error.
-template <typename X, int N> __device__ __forceinline__ X sum_of_all(X (&terms)[N]) {
+// The sum of N terms, which it changes: a tree, whose depth bounds the error. EXACT terms have no errors yet.
+template <bool EXACT, typename F, int N> __device__ __forceinline__ Compensated<F> sum_of_all(Compensated<F> (&terms)[N]) {
 #pragma unroll
     for (int width = N / 2; width > 0; width /= 2)
 #pragma unroll
-        for (int i = 0; i < width; ++i) terms[i] = terms[i] + terms[i + width];
+        for (int i = 0; i < width; ++i) {
+            const Compensated<F> a = terms[i], b = terms[i + width];
+            terms[i] = EXACT && width == N / 2 ? sum_with_error(a.hi, b.hi) : a + b;
+        }
     return terms[0];
 }
 
-// The sum of Order::single of N elements.
-template <typename Order, typename T, int N>
-__device__ __forceinline__ Single sum_in_single(const Raw<T, N>& values) {
-    Single terms[N];
+// The sum of Order::single of the elements of all packs, pack by pack. Two packs of 16-bit elements, which wait for
+// instructions and not for memory, are added up side by side where one instruction does both.
+template <typename Order, typename T, int N, int B>
+__device__ __forceinline__ Single sum_in_single(const Held<T, T, N> (&packs)[B]) {
+    constexpr bool EXACT = Order::template is_exact<T>();
+    Single sums[B];
+    if constexpr (TWO_AT_ONCE && sizeof(T) == 2 && B % 2 == 0) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) terms[i] = Order::single(values.at(i));
-    return sum_of_all(terms);
+        for (int b = 0; b < B; b += 2) {
+            const auto value = [&](int k, int i) { return widen(packs[b + k].source.at(i)).value; };
+            Compensated<Two> terms[N];
+#pragma unroll
+            for (int i = 0; i < N; ++i) terms[i] = Order::template single<T>(Two{value(0, i), value(1, i)});
+            const Compensated<Two> sum = sum_of_all<EXACT>(terms);
+            sums[b] = {sum.hi.first, sum.lo.first};
+            sums[b + 1] = {sum.hi.second, sum.lo.second};
+        }
+    } else {
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+            Single terms[N];
+#pragma unroll
+            for (int i = 0; i < N; ++i) terms[i] = Order::template single<T>(widen(packs[b].source.at(i)).value);
+            sums[b] = sum_of_all<EXACT>(terms);
+        }
+    }
+    Single sum = sums[0];
+#pragma unroll
+    for (int b = 1; b < B; ++b) sum = sum + sums[b];
+    return sum;
 }
 
 // The sum of Order::term of all elements, each exact in double: rare, so in few registers.
@@ -111,9 +137,7 @@ template <typename T, int N, int B> __device__ __forceinline__ bool all_zero(con
 // Adds B packs in pairs of floats; in double if that would overflow or lose digits.
 template <typename Order, typename T, int N, int B>
 __device__ __forceinline__ void add_packs(Share& share, const Held<T, T, N> (&packs)[B]) {
-    Single sum = sum_in_single<Order>(packs[0].source);
-#pragma unroll
-    for (int b = 1; b < B; ++b) sum = sum + sum_in_single<Order>(packs[b].source);
+    const Single sum = sum_in_single<Order>(packs);
     if (Order::holds(sum.hi)) {
         share.waiting = normalized(share.waiting + sum);
     } else if (sum.hi != 0 || !all_zero(packs)) {  // no work for a gradient of zeros
@@ -151,8 +175,9 @@ struct Sum : Addition {
     template <typename T> __device__ static __forceinline__ double term(T x) {
         return fabs(to_double(x));
     }
-    template <typename T> __device__ static __forceinline__ Single single(T x) {
-        return {magnitude_of(widen(x).value), 0};
+    template <typename T> __device__ static __forceinline__ constexpr bool is_exact() { return true; }
+    template <typename T, typename F> __device__ static __forceinline__ Compensated<F> single(F x) {
+        return {magnitude_of(x), {}};
     }
     __device__ static __forceinline__ bool holds(float sum) { return sum <= LARGEST_WAITING; }
     template <typename T, int N, int B>
@@ -186,9 +211,10 @@ struct SumOfSquares : Addition {
         return to_double(x) * to_double(x);
     }
     // The square and what rounding took from it; squares of 16 bits are exact.
-    template <typename T> __device__ static __forceinline__ Single single(T x) {
-        const float value = widen(x).value, square = product_of(value, value);
-        return {square, sizeof(T) == 2 ? 0.0f : fused(value, value, negative_of(square))};
+    template <typename T> __device__ static __forceinline__ constexpr bool is_exact() { return sizeof(T) == 2; }
+    template <typename T, typename F> __device__ static __forceinline__ Compensated<F> single(F x) {
+        const F square = product_of(x, x);
+        return {square, is_exact<T>() ? F{} : fused(x, x, negative_of(square))};
     }
     // A float loses digits of squares below 2^-126. Beside a sum of 2^-96 these are too small to
     // count.

@@ -6,10 +6,9 @@
 
 #pragma once
 
+#include "abreast.cuh"
 #include "row_starts.cuh"
 #include "rows.cuh"
-
-typedef Wide<DATA_T>::type A;
 
 // dscale and, unless it is an RMS norm, dbias.
 #define PLANES (CENTRED ? 2 : 1)
@@ -64,39 +63,52 @@ __device__ __forceinline__ Statistics statistics_of(const Arrays& in, i64 row) {
     return widen(fetch_statistics(in, true, row));
 }
 
-__device__ __forceinline__ A normalized(A source, A scale, A bias, const Statistics& of) {
+__device__ __forceinline__ Numbers normalized(Numbers source, Numbers scale, Numbers bias, const Statistics& of) {
     if (FROM_OUTPUT) return (HAS_BIAS ? source - bias : source) / scale;
-    return (CENTRED ? source - of.mean : source) * of.inv_std;
+    return (CENTRED ? source - each(of.mean) : source) * each(of.inv_std);
 }
 
 // A pack of a row, and of its columns' parameters.
 struct Part { Raw<DATA_T, VEC> dy, source; };
 struct Parameters { Raw<PARAM_T, VEC> scale, bias; };
 
-// What the formulas need of an element.
-struct Element { A dy, xhat, w; };
+// What the formulas need of ABREAST elements.
+struct Elements { Numbers dy, xhat, w; };
 
-__device__ __forceinline__ Element element_of(
+// Those from the k-th on.
+__device__ __forceinline__ Elements elements_at(
     const Layout& layout, const Part& at, const Parameters& own, const Statistics& of, int k
 ) {
-    const A dy = widen(at.dy.at(k)), scale = shifted(layout, widen(own.scale.at(k)));
-    return {dy, normalized(widen(at.source.at(k)), scale, widen(own.bias.at(k)), of), dy * scale};
+    const Numbers dy = numbers_at(at.dy, k), scale = shifted(layout, numbers_at(own.scale, k));
+    return {dy, normalized(numbers_at(at.source, k), scale, numbers_at(own.bias, k), of), dy * scale};
 }
 
-// Adds to a row's sums of w and of w * xhat.
-__device__ __forceinline__ void add_to_row(const Element& e, Pair<A>& sums) {
-    sums.first += e.w;
-    sums.second = fused(e.w, e.xhat, sums.second);
+// Adds to a row's sums of w and of w * xhat, one element after the other: those of the first `count`.
+__device__ __forceinline__ void add_to_row(const Elements& e, Pair<A>& sums, int count = ABREAST) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+        const A w = Abreast::part(e.w, i);
+        sums.first += w;
+        sums.second = fused(w, Abreast::part(e.xhat, i), sums.second);
+    }
 }
 
-// Adds to a column's sums: dscale and, unless it is an RMS norm, dbias.
-__device__ __forceinline__ void add_to_column(const Element& e, A& dscale, A& dbias) {
-    dscale = fused(e.dy, e.xhat, dscale);
-    if (CENTRED) dbias += e.dy;
+// Adds to the columns' sums of the first `count`: sum(0, i) is that of dscale, and sum(1, i) that of dbias,
+// unless it is an RMS norm.
+template <typename Sum>
+__device__ __forceinline__ void add_to_columns(const Elements& e, Sum sum, int count = ABREAST) {
+    const auto sums = [&](int plane) { return Abreast::join(sum(plane, 0), count > 1 ? sum(plane, 1) : A{0}); };
+    const auto put = [&](int plane, Numbers x) {
+#pragma unroll
+        for (int i = 0; i < count; ++i) sum(plane, i) = Abreast::part(x, i);
+    };
+    put(0, fused(e.dy, e.xhat, sums(0)));
+    if (CENTRED) put(1, sums(1) + e.dy);
 }
 
 // dx from the row's means of w and of w * xhat, and ds, if ADDED.
-__device__ __forceinline__ A gradient(const Element& e, const Pair<A>& means, A inv_std, A ds) {
-    const A rest = CENTRED ? fused(e.xhat, means.second, means.first) : e.xhat * means.second;
-    return ADDED ? fused(inv_std, e.w - rest, ds) : inv_std * (e.w - rest);
+__device__ __forceinline__ Numbers gradient(const Elements& e, const Pair<A>& means, A inv_std, Numbers ds) {
+    const Numbers first = each(means.first), second = each(means.second);
+    const Numbers rest = CENTRED ? fused(e.xhat, second, first) : e.xhat * second;
+    return ADDED ? fused(each(inv_std), e.w - rest, ds) : each(inv_std) * (e.w - rest);
 }

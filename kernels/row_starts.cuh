@@ -87,3 +87,7 @@ template <typename A> __device__ __forceinline__ A shifted(const Layout& layout,
     return scale;
 #endif
 }
+__device__ __forceinline__ Real<Two> shifted(const Layout& layout, Real<Two> scale) {
+    const auto part = [&](float x) { return shifted(layout, Real<float>{x}).value; };
+    return {{part(scale.value.first), part(scale.value.second)}};
+}

@@ -96,7 +96,7 @@ _ROWS: tuple[_Row, ...] = (
     ("div", (_ROUND, _NO_FTZ, _NO_SAT, _F64), "T T T"),
     ("sqrt rcp", (_ROUND, _FTZ, _F32), "T T"),
     ("sqrt rcp", (_ROUND, _NO_FTZ, _F64), "T T"),
-    ("add mul", (_NEAREST, _FTZ, _slot("f32x2")), "b64 b64 b64", "{name}_pair<{0}, {1}>"),
+    ("add sub mul", (_NEAREST, _FTZ, _slot("f32x2")), "b64 b64 b64", "{name}_pair<{0}, {1}>"),
     ("fma", (_NEAREST, _FTZ, _slot("f32x2")), "b64 b64 b64 b64", "fma_pair<{0}, {1}>"),
     ("abs neg", (_FTZ, _F32), "T T"),
     ("abs neg", (_NO_FTZ, _F64), "T T"),

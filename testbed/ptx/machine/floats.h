@@ -79,6 +79,9 @@ template <Rounding R, Subnormals S, class T> OP Bits<T> rcp(Bits<T> operand) {
 PAIRED(add, u64 a, u64 b) {
   return u64(add<R, S, open, f32>(a >> 32, b >> 32)) << 32 | add<R, S, open, f32>(u32(a), u32(b));
 }
+PAIRED(sub, u64 a, u64 b) {
+  return u64(sub<R, S, open, f32>(a >> 32, b >> 32)) << 32 | sub<R, S, open, f32>(u32(a), u32(b));
+}
 PAIRED(mul, u64 a, u64 b) {
   return u64(mul<R, S, open, f32>(a >> 32, b >> 32)) << 32 | mul<R, S, open, f32>(u32(a), u32(b));
 }
