@@ -45,8 +45,11 @@ class Machine:
 
     def function(
         self, loaded: tuple[Module, PtxModule], name: str
-    ) -> tuple[int, int, tuple[int, int, int], list[tuple[int, int]]]:
-        """Return a kernel's bounds, bytes of static shared memory, cluster, parameters' sizes."""
+    ) -> tuple[int, int, tuple[int, int, int], bool, list[tuple[int, int]]]:
+        """Return a kernel's bounds, static shared memory, cluster, `waits`, parameters' sizes.
+
+        ``waits``: it may be launched so that it starts before the kernel in front of it has ended.
+        """
         module, _ = loaded
         text = module.functions[name]
         kernel = text.parse()
@@ -54,7 +57,8 @@ class Machine:
         shared = [v for v in module.variables.values() if v.space == "shared" and v.name in used]
         shared += [v for v in kernel.variables if v.space == "shared"]
         rows = [(p.size, p.alignment) for p in kernel.parameters]
-        return kernel.max_threads, sum(v.size for v in shared), kernel.cluster, rows
+        waits = "griddepcontrol.wait" in text.content
+        return kernel.max_threads, sum(v.size for v in shared), kernel.cluster, waits, rows
 
     def launch(
         self,

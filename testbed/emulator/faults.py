@@ -27,6 +27,7 @@ KINDS = (
     "null-pointer",
     "trap",
     "cluster",
+    "early",
 )
 _ACCESSES = ("", "read", "write", "atomic operation")
 _AT_BARRIER, _AT_WARP_OP, _DONE = 1, 2, 3
@@ -131,6 +132,8 @@ def _describe(
     if kind in ("barrier", "shuffle", "mask", "deadlock", "trap"):
         return _describe_waiting(kind, record, context)
     access = f"{_ACCESSES[record.access]} of {record.size} bytes"
+    if kind == "early":
+        return f"{access if record.access else 'an end or a call'} before griddepcontrol.wait"
     target = _element(record, found)
     if kind == "cluster":
         misuse = _MISUSES[record.detail]

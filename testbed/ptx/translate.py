@@ -234,6 +234,8 @@ class _Writer:
         self.arrays: dict[str, Variable] = {}  # memory of one thread
         self.seen: set[str] = set()
         self.line = 0
+        opcodes = {s.opcode for s in function.body if isinstance(s, Instruction)}
+        self.waits = "griddepcontrol.wait" in opcodes  # for the kernel in front of it to end
         self._place_parameters()
 
     def _place_parameters(self) -> None:
@@ -268,6 +270,7 @@ class _Writer:
             if v.name not in own
         ]
         start = [f"{self.prototype()} {{", *declared, "u64 turns = 0; (void)turns;"]
+        start += ["bool waited = false;"] if self.waits else []
         return "\n".join([*start, *lines, "}"])
 
     def _statement(self, statement: Instruction | Label) -> list[str]:
@@ -366,7 +369,11 @@ class _Writer:
         if instruction.opcode == "exit" and not self.function.is_entry:
             self._refuse("exit in a function")
         if instruction.opcode in (*plain, "ret.uni") and not instruction.operands:
-            return plain[name]
+            return self._waited(0) + plain[name] if plain[name] == "return;" else plain[name]
+        if name == "griddepcontrol" and rest in ("wait", "launch_dependents"):
+            if not self.function.is_entry:
+                self._refuse("in a function")
+            return "waited = true;" if rest == "wait" else ";"
         if name in special:
             write, counts = special[name]
             if len(instruction.operands) not in counts:
@@ -446,7 +453,8 @@ class _Writer:
         if rest not in ("", "uni") or callee.name not in self.program.module.functions:
             self._refuse(f"the call of {callee.name}")
         passed = [symbol.name for group in groups for symbol in group.names]
-        return f"ptx_{callee.name}({', '.join(map(_plain, passed))});"
+        before = self._waited(0)
+        return f"{before}ptx_{callee.name}({', '.join(map(_plain, passed))});"
 
     def _move(self, kind: str, operands: tuple[Operand, ...]) -> str:
         target, value = operands
@@ -498,6 +506,10 @@ class _Writer:
 
     # Memory
 
+    def _waited(self, size: int, access: str = "nothing") -> str:
+        """Check that a thread of a kernel that waits has waited, before it accesses or ends."""
+        return f"after_wait(waited, {access}, {size}); " if self.waits else ""
+
     def _load(self, rest: str, operands: tuple[Operand, ...]) -> str:
         target, source = operands
         space, kind, count = self._access(rest)
@@ -511,7 +523,8 @@ class _Writer:
             for i, item in enumerate(items)
             if item is not None
         ]
-        return f"{{ const u8* const at = {pointer}; {' '.join(loads)} }}"
+        before = self._outside(space, count * WIDTHS[kind] // 8, "reading")
+        return f"{{ {before}const u8* const at = {pointer}; {' '.join(loads)} }}"
 
     def _save(self, rest: str, operands: tuple[Operand, ...]) -> str:
         target, source = operands
@@ -525,7 +538,12 @@ class _Writer:
         element = cpp_type(kind)
         values = [self._value(item, kind, wider=True) for item in items]
         saves = [f"put<{element}>(at, {i}, {value});" for i, value in enumerate(values)]
-        return f"{{ u8* const at = {pointer}; {' '.join(saves)} }}"
+        before = self._outside(space, count * WIDTHS[kind] // 8, "writing")
+        return f"{{ {before}u8* const at = {pointer}; {' '.join(saves)} }}"
+
+    def _outside(self, space: str, size: int, access: str) -> str:
+        """`_waited`, of a space that may be the device's memory."""
+        return self._waited(size, access) if space in ("generic", "global") else ""
 
     def _access(self, rest: str) -> tuple[str, str, int]:
         """The space, type and number of elements of ld and st."""
@@ -604,15 +622,17 @@ class _Writer:
         if not isinstance(at, Address):
             self._refuse("the address")
         address = f"{self._value(at.base, self._address_kind(at.base))} + {at.offset}ull"
-        if any(word.startswith("shared") for word in words):
+        is_shared = any(word.startswith("shared") for word in words)
+        if is_shared:
             address = f"shared_base() + ({address})"
         first, second = (*(self._value(v, kind) for v in values), "0")[:2]
         new, old = (second, first) if swap else (first, "0")
         size = WIDTHS[kind] // 8
         value = f"atomic(EMU_ATOMIC_{name}, {address}, {size}, {new}, {old})"
+        before = self._outside("shared" if is_shared else "generic", size, "reading")
         release = "emu_fence(); " if {"release", "acq_rel"} & set(words) else ""
         acquire = "emu_fence(); " if {"acquire", "acq_rel"} & set(words) else ""
-        return release, value, acquire, kind
+        return before + release, value, acquire, kind
 
     def _prefetch(self, rest: str, operands: tuple[Operand, ...]) -> str:
         is_known = rest in ("L1", "L2", "global.L1", "global.L2")

@@ -30,6 +30,7 @@ struct Function {
   size_t bytes;  // of all parameters
   int max_threads, static_bytes, dynamic_limit;
   unsigned cluster[3];  // in blocks
+  int waits;            // whether its PTX waits for the kernel in front of it
 };
 struct Module {
   PyObject* code;
@@ -181,8 +182,8 @@ API Result cuModuleGetFunction(void** function, void* handle, const char* name) 
     made->name = name;
     PyObject* rows;
     unsigned* const cluster = made->cluster;
-    if (!PyArg_ParseTuple(facts, "ii(III)O", &made->max_threads, &made->static_bytes, &cluster[0],
-                          &cluster[1], &cluster[2], &rows))
+    if (!PyArg_ParseTuple(facts, "ii(III)pO", &made->max_threads, &made->static_bytes, &cluster[0],
+                          &cluster[1], &cluster[2], &made->waits, &rows))
       return refuse(not_found, taken_exception());
     made->bytes = 0;
     for (Py_ssize_t i = 0; i < PySequence_Size(rows); ++i) {
@@ -268,12 +269,21 @@ struct Configuration {
 }  // namespace
 API Result cuLaunchKernelEx(const Configuration* c, void* function, void** arguments, void** extra) {
   ENTER(cuLaunchKernelEx);
-  bool together = false;
+  bool together = false, early = false;
   for (unsigned i = 0; i < c->attribute_count; ++i) {
     const Attribute& attribute = c->attributes[i];
     if (attribute.number == 2) together = attribute.value;
+    else if (attribute.number == 6) early = attribute.value;
     else if (attribute.number)
       return refuse(not_supported, "cuLaunchKernelEx: attribute " + std::to_string(attribute.number));
+  }
+  if (early) {
+    const auto* const made = static_cast<Function*>(function);
+    if (functions.count(static_cast<Function*>(function)) && !made->waits)
+      return refuse(invalid_value, made->name + " starts early, and has no griddepcontrol.wait");
+    const Stream* const stream = stream_of(c->stream);
+    if (stream && stream->capture)
+      return refuse(invalid_handle, "an early start in a capture, which some devices refuse");
   }
   Shape shape;
   std::copy(c->grid, c->grid + 3, shape.grid);

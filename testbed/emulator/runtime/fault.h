@@ -20,6 +20,7 @@ enum class Kind : uint32_t {
   null_pointer,
   trap,
   cluster,
+  early,
 };
 
 enum class Access : uint32_t { none, read, write, atomic };

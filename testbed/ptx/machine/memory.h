@@ -9,7 +9,7 @@
 #include "bits.h"
 
 // What the runtime calls these faults (runtime/fault.h).
-enum Fault { out_of_bounds = 1, misaligned = 2, endless = 10 };
+enum Fault { out_of_bounds = 1, misaligned = 2, endless = 10, early = 14 };
 enum Access { nothing, reading = 1, writing = 2 };
 OP void __attribute__((noreturn)) stop(Fault kind, Access access, u64 address, u64 size) {
   emu_stop(kind, access, address, size);
@@ -87,6 +87,12 @@ template <int Size> OP u8* within(u64 address, bool write, const u8* start, u64 
   if (address - (u64)start > bytes || bytes - (address - (u64)start) < Size)
     stop(out_of_bounds, write ? writing : reading, address, Size);
   return (u8*)address;
+}
+
+// What a thread may not do before its griddepcontrol.wait, in a kernel that has one: such a kernel may
+// start before the one in front of it has ended.
+OP void after_wait(bool waited, Access access, u64 size) {
+  if (!waited) stop(early, access, 0, size);
 }
 
 template <class T> OP T get(const u8* from, int i) {

@@ -272,6 +272,45 @@ def test_launches_by_configuration(cuda):
     np.testing.assert_array_equal(cuda.values(x), BEFORE + 3)
 
 
+WAITING = """
+extern "C" __global__ void add(float* x, float value, int n) {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (threadIdx.x < n) x[threadIdx.x] += value;
+}
+extern "C" __global__ void add_early(float* x, float value, int n) {
+  if (threadIdx.x < n) x[threadIdx.x] += value;
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+"""
+
+
+def test_launches_that_may_start_early(cuda, streams):
+    x, stream = cuda.array(), streams[0]
+    arguments = c_void_p(x.value), c_float(3), c_int(N)
+    addresses = (c_void_p * 3)(*map(ctypes.addressof, arguments))
+    attribute = np.zeros(18, "i4")
+    attribute[[0, 2]] = 6, 1  # programmatic stream serialization
+    chosen = Configuration((1, 1, 1), (64, 1, 1), 0, stream, attribute.ctypes.data, 1)
+    options = [o.replace("=sm_", "=compute_") for o in cupy_options((), 90)]
+    image = kept_ptx(WAITING, tuple(options)).encode()
+    module = cuda.made("cuModuleLoadData", image)
+    right = cuda.made("cuModuleGetFunction", module, b"add")
+    cuda("cuLaunchKernelEx", byref(chosen), right, addresses, None)
+    cuda("cuStreamSynchronize", stream)
+    np.testing.assert_array_equal(cuda.values(x), BEFORE + 3)
+
+    cuda("cuLaunchKernelEx", byref(chosen), cuda.kernel(), addresses, None, code=INVALID)
+    cuda("cuStreamBeginCapture_v2", stream, 1)
+    cuda("cuLaunchKernelEx", byref(chosen), right, addresses, None, code=BAD_HANDLE)
+    cuda.made_from("cuStreamEndCapture", stream)
+
+    wrong = cuda.made("cuModuleGetFunction", module, b"add_early")
+    cuda("cuLaunchKernelEx", byref(chosen), wrong, addresses, None)
+    cuda("cuStreamSynchronize", stream, code=ILLEGAL)
+    assert "early: read of 4 bytes before griddepcontrol.wait" in cuda.driver.message()
+    assert cuda.driver.mend() == ILLEGAL
+
+
 def test_shared_memory_beyond_the_usual_is_asked_for(cuda):
     x, function = cuda.array(), cuda.kernel("share")
     arguments = (c_void_p * 1)(ctypes.addressof(x))

@@ -116,6 +116,27 @@ PLANTED = {
         {},
     ),
     "trap": ("trap", "trap;", {}),
+    "a load before the wait": (
+        "early",
+        "ld.global.u32 %r1, [%rd0];\ngriddepcontrol.wait;",
+        {},
+    ),
+    "a store before the wait": ("early", f"{INDEX}\nst.u32 [%rd1], 1;\ngriddepcontrol.wait;", {}),
+    "an atomic before the wait": (
+        "early",
+        "red.global.add.u32 [%rd0], 1;\ngriddepcontrol.wait;",
+        {},
+    ),
+    "an end before the wait": (
+        "early",
+        "mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 31;\n@%p0 ret;\ngriddepcontrol.wait;",
+        {},
+    ),
+    "a wait that a thread leaves out": (
+        "early",
+        f"{INDEX} setp.ne.u32 %p0, %r0, 31;\n@%p0 griddepcontrol.wait;\nst.global.u32 [%rd1], %r0;",
+        {},
+    ),
 }
 
 
@@ -154,6 +175,20 @@ def test_what_is_right_runs_on_every_schedule(schedule):
   st.global.u32 [%rd1], %r1;"""
     x = launch(body, schedule=schedule)
     np.testing.assert_array_equal(x, np.arange(32) ^ 1)
+
+
+def test_what_needs_no_wait_may_come_before_it():
+    """A launch of dependents orders nothing; shared memory and parameters are the block's own."""
+    body = f"""{INDEX}
+  griddepcontrol.launch_dependents;
+  mov.u32 %r2, buffer;
+  shl.b32 %r3, %r0, 2;
+  add.s32 %r2, %r2, %r3;
+  st.shared.u32 [%r2], %r0;
+  griddepcontrol.wait;
+  ld.shared.u32 %r1, [%r2];
+  st.global.u32 [%rd1], %r1;"""
+    np.testing.assert_array_equal(launch(body, registers=SHARED), np.arange(32))
 
 
 SOURCE = """
