@@ -218,6 +218,7 @@ DRIVER_TESTS := tests
 test-driver: test-driver-cupy13 test-driver-cupy14 ## the tests of GPUs on CuPy itself, without a GPU (hours; 20 min without the longest rows: DRIVER_TESTS="tests -k 'not 20000'")
 test-driver-fast: ## what CuPy does for gradkit, without a GPU: streams, graphs, memory (2 min)
 	$(MAKE) --no-print-directory test-driver DRIVER_TESTS="$(ON_DRIVER)"
+	TESTBED_DRIVER_ARCHITECTURE=90 $(MAKE) --no-print-directory test-driver DRIVER_TESTS=tests/gpu/test_dependent.py
 
 test-driver-%: .venv-%/.installed
 	HYPOTHESIS_PROFILE=quick $(<D)/bin/python -m pytest --quiet --numprocesses auto --dist worksteal \

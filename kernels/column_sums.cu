@@ -8,15 +8,17 @@
 // additions depends only on count and y.
 //
 // Launch: blockDim = (x, y), y a power of two and x * y at most 1024; gridDim = (ceil(width / x) or
-// fewer, planes, samples).
+// fewer, planes, samples). It may start before the kernel that writes the partials has ended.
 
 #include "columns.cuh"
+#include "dependent.cuh"
 
 typedef Wide<ACC_T>::type A;
 
 extern "C" __global__ void __launch_bounds__(1024, 1) column_sums(
     const A* partials, PARAM_T* first, PARAM_T* second, i64 count, i64 width
 ) {
+    wait_for_kernels_in_front();
     __shared__ A tile[1024];
     PARAM_T* out = blockIdx.y ? second : first;
     if (!out) return;

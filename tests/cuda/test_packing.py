@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gradkit._cuda.launch import packing
 from gradkit._cuda.launch.buffers import Usable
 from gradkit._cuda.launch.device import CupyDevice
 from gradkit._cuda.launch.packing import PackedModule
@@ -46,7 +47,8 @@ class Driver:
         self.own, self.packed, self.during = [], [], lambda: None
         self.kernel = SimpleNamespace(ptr=77)  # a compiled function's
         self.limit, self.lacking, self.refused = 0, None, 0
-        self.stream = SimpleNamespace(ptr=5)
+        self.captured, self.early = False, []
+        self.stream = SimpleNamespace(ptr=5, is_capturing=lambda: self.captured)
         runtime = SimpleNamespace(getDevice=lambda: 3, setDevice=self.bind)
         self.cuda = SimpleNamespace(driver=self, runtime=runtime, MemoryPointer=Pointer)
         self.cuda.get_current_stream = lambda: self.stream
@@ -86,13 +88,32 @@ class Driver:
 
     def launchKernel(self, *given):  # noqa: N802
         self.check()
-        address, size, end = (
-            ctypes.c_void_p.from_address(given[-1] + 8 * k).value for k in (1, 3, 4)
-        )
+        self.packed.append((given[:-1], self.content(given[-1])))
+
+    def content(self, extra):
+        address, size, end = (ctypes.c_void_p.from_address(extra + 8 * k).value for k in (1, 3, 4))
         self.during()
         length = ctypes.c_size_t.from_address(size).value
         assert end is None
-        self.packed.append((given[:-1], ctypes.string_at(address, length)))
+        return ctypes.string_at(address, length)
+
+    def cuLaunchKernelEx(self, configuration, function, arguments, extra):  # noqa: N802
+        """Return an error's number, as the driver itself does."""
+        if self.lacking:
+            self.refused += 1
+            return self.lacking
+        assert arguments is None
+        where = ctypes.string_at(configuration, 56)
+        *numbers, stream, attributes, count = struct.unpack("7I4x2QI4x", where)
+        attribute = struct.unpack("I4xi60x", ctypes.string_at(attributes, 72))
+        assert (count, attribute) == (1, (6, 1))  # programmatic stream serialization
+        given = function.value, *numbers, stream
+        self.early.append((given, self.content(ctypes.addressof(extra))))
+        return 0
+
+    @staticmethod
+    def check_status(status):
+        raise DriverError(status)
 
 
 @pytest.fixture
@@ -103,6 +124,15 @@ def driver():
 @pytest.fixture
 def kernel(driver):
     return driver.module.get_function("k")
+
+
+@pytest.fixture
+def dependent(driver, kernel, monkeypatch):
+    """A launch that may start early, whose arguments' types are known."""
+    monkeypatch.setattr(packing, "dependent_launcher", lambda: driver.cuLaunchKernelEx)
+    start = kernel.on(GRID, BLOCK, 128, dependent=True)
+    start((np.int32(0),))
+    return start
 
 
 def test_parameters_lie_as_in_a_struct(driver, kernel):
@@ -154,6 +184,70 @@ def test_a_launch_goes_to_the_stream_that_is_current_then(driver, kernel):
     assert driver.packed == [
         ((77, *GRID, *BLOCK, 0, stream, 0), struct.pack("i", stream)) for stream in (6, 7)
     ]
+
+
+def test_a_dependent_launch_is_told_to_the_driver_itself(driver, dependent):
+    for number, stream in enumerate((5, 1 << 47, 0, 5)):
+        driver.stream.ptr = stream
+        dependent((np.int32(number),))
+    assert driver.early == [
+        ((77, *GRID, *BLOCK, 128, stream), struct.pack("i", number))
+        for number, stream in enumerate((5, 1 << 47, 0, 5))
+    ]
+    assert (len(driver.own), driver.packed) == (1, [])
+
+
+def test_configurations_are_kept_for_a_few_streams(driver, dependent):
+    streams = [*range(5, 105), 7]
+    for stream in streams:
+        driver.stream.ptr = stream
+        dependent((np.int32(stream),))
+    assert [where[-1] for where, _ in driver.early] == streams
+
+
+def test_a_dependent_launch_is_a_plain_one_while_its_stream_is_captured(driver, dependent):
+    driver.captured = True
+    dependent((np.int32(1),))
+    assert driver.packed == [((77, *GRID, *BLOCK, 128, 5, 0), struct.pack("i", 1))]
+    driver.stream.ptr = 0  # which cannot be captured
+    dependent((np.int32(2),))
+    driver.captured = False
+    assert [content for _, content in driver.early] == [struct.pack("i", 2)]
+
+
+def test_a_dependent_launch_without_a_context(driver, dependent):
+    driver.lacking = 201
+    dependent((np.int32(1),))
+    assert (driver.refused, driver.early) == (1, [])
+    assert driver.packed == [((77, *GRID, *BLOCK, 128, 5, 0), struct.pack("i", 1))]
+    dependent((np.int32(2),))
+    assert [content for _, content in driver.early] == [struct.pack("i", 2)]
+    driver.lacking = 700
+    with pytest.raises(DriverError) as raised:
+        dependent((np.int32(1),))
+    assert (raised.value.status, driver.refused) == (700, 2)
+
+
+@pytest.mark.usefixtures("dependent")
+def test_launches_are_plain_if_they_are_not_dependent_or_the_driver_is_older(
+    driver, kernel, monkeypatch
+):
+    kernel.on(GRID, BLOCK, 0)((np.int32(1),))
+    monkeypatch.setattr(packing, "dependent_launcher", lambda: None)
+    kernel.on(GRID, BLOCK, 0, dependent=True)((np.int32(2),))
+    assert driver.early == []
+    assert [content for _, content in driver.packed] == [struct.pack("i", n) for n in (1, 2)]
+
+
+def test_a_driver_without_the_function_is_known(monkeypatch):
+    def absent(name):
+        raise OSError(name)
+
+    for library in (lambda _: SimpleNamespace(), absent):
+        monkeypatch.setattr(ctypes, "CDLL", library)
+        assert packing.dependent_launcher.__wrapped__() is None
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(cuLaunchKernelEx=9))
+    assert packing.dependent_launcher.__wrapped__() == 9
 
 
 def ask_for_occupancy(kernel):

@@ -142,7 +142,7 @@ def column_sums(
     macros: Macros = {"ACC_T": accumulator, "PARAM_T": parameter}
     block = column_block(device.multiprocessors, width, planes * samples, rows)
     found = kernel(device, "column_sums", "column_sums", **macros)
-    return Launch(found, (-(-width // block[0]), planes, samples), block)
+    return Launch(found, (-(-width // block[0]), planes, samples), block, dependent=True)
 
 
 def power_of_two(number: int) -> int:

@@ -75,16 +75,28 @@ class LoadedKernel:
 
 
 class Launch:
-    """What shapes and dtypes decide of a launch: all but the arguments."""
+    """What shapes and dtypes decide of a launch: all but the arguments.
+
+    ``dependent``: the kernel may start before the one in front of it has ended, because each of its
+    threads waits for that, by ``kernels/dependent.cuh``, before it does anything else.
+    """
 
     __slots__ = ("_start", "block", "grid", "kernel", "shared_mem")
 
-    def __init__(self, kernel: LoadedKernel, grid: Shape, block: Shape, shared_mem: int = 0):
+    def __init__(
+        self,
+        kernel: LoadedKernel,
+        grid: Shape,
+        block: Shape,
+        shared_mem: int = 0,
+        *,
+        dependent: bool = False,
+    ):
         self.kernel, self.grid, self.block, self.shared_mem = kernel, grid, block, shared_mem
         sizes = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
         function = kernel.function
         self._start: Callable[[Sequence[Any]], None] = (
-            function.on(*sizes, shared_mem)
+            function.on(*sizes, shared_mem, dependent=dependent and kernel.device.clusters)
             if isinstance(function, PackedKernel)
             else partial(function, *sizes, shared_mem=shared_mem)
         )

@@ -3,21 +3,34 @@
 CuPy makes an object for each argument of a launch, which takes most of a small call's time. The
 driver also takes one buffer in which parameters lie as in a C struct, and copies it in the launch:
 into a graph too, if the stream is captured.
+
+A call's second kernel may start before its first has ended, and waits for it on the device
+(programmatic dependent launch, ``kernels/dependent.cuh``), which hides the time that a start takes.
+CuPy cannot launch so: the driver is called through ctypes. In a capture such a launch is a plain
+one: graphs have edges for it only since CUDA 12.3, functions that show a graph's edges then fail on
+them, and some devices refuse the capture (github.com/sgl-project/sglang/pull/18596).
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from struct import Struct
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from gradkit._backend import Address, Shape
 
 _Result = TypeVar("_Result")
+_Configured: TypeAlias = tuple[Any, ctypes.c_void_p]
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+# CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed. CUlaunchConfig:
+# the grid, the block, bytes of shared memory, stream, attributes and their number.
+_DEPENDENT = ctypes.create_string_buffer(Struct("I4xi60x").pack(6, 1))
+_CONFIGURATION = Struct("@7IPPI4x")
+_STREAMS = 16  # for which a launch keeps its configuration
 _pointer, _address = attrgetter("ptr"), attrgetter("data.ptr")
 
 
@@ -48,6 +61,16 @@ def in_context(cuda: Any, call: Callable[[], _Result]) -> _Result:
     except cuda.driver.CUDADriverError as error:
         bind_context(cuda, error)
     return call()
+
+
+@cache
+def dependent_launcher() -> Callable[..., int] | None:
+    """The driver's ``cuLaunchKernelEx``; ``None`` before CUDA 11.8."""
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        return cast("Callable[..., int]", library.cuLaunchKernelEx)
+    except (OSError, AttributeError):
+        return None
 
 
 class PackedModule:
@@ -91,12 +114,16 @@ class PackedKernel:
         """Launch on the current stream; grid and block have three dimensions."""
         self.on(grid, block, shared_mem)(args)
 
-    def on(self, grid: Shape, block: Shape, shared_mem: int) -> Callable[[Sequence[Any]], None]:
-        """What launches with other arguments each time."""
+    def on(
+        self, grid: Shape, block: Shape, shared_mem: int, *, dependent: bool = False
+    ) -> Callable[[Sequence[Any]], None]:
+        """What launches with other arguments each time; ``dependent``: early, but in a capture."""
         cuda, packings, first = self._cuda, self._packings, self._launch_first
         start, current_stream = cuda.driver.launchKernel, cuda.get_current_stream
         driver_error = cuda.driver.CUDADriverError
         where = *grid, *block, shared_mem
+        start_early = dependent_launcher() if dependent else None
+        configured: dict[int, _Configured] = {}  # by stream
 
         def launch(args: Sequence[Any]) -> None:
             packing = packings.get((*map(type, args),))
@@ -112,14 +139,33 @@ class PackedKernel:
                 for k, number_of in packing.converted:
                     args[k] = number_of(args[k])
             packing.fill(buffer.memory, 0, *args)
+            stream = current_stream()
+            handle = stream.ptr
             try:
-                start(packing.kernel, *where, current_stream().ptr, 0, buffer.extra)
+                if start_early is None or (handle and stream.is_capturing()):
+                    start(packing.kernel, *where, handle, 0, buffer.extra)
+                else:
+                    known = configured.get(handle) or self._configure(configured, where, handle)
+                    configuration, function = known
+                    if status := start_early(configuration, function, None, buffer.table):
+                        cuda.driver.check_status(status)
             except driver_error as error:
                 bind_context(cuda, error)
-                start(packing.kernel, *where, current_stream().ptr, 0, buffer.extra)
+                start(packing.kernel, *where, handle, 0, buffer.extra)
             packing.free.append(buffer)
 
         return launch
+
+    def _configure(
+        self, configured: dict[int, _Configured], where: Shape, stream: int
+    ) -> _Configured:
+        """Describe an early launch on a stream for the driver, as ctypes passes it on fastest."""
+        if len(configured) >= _STREAMS:
+            configured.clear()
+        packed = _CONFIGURATION.pack(*where, stream, ctypes.addressof(_DEPENDENT), 1)
+        memory = ctypes.create_string_buffer(packed)
+        made = configured[stream] = ctypes.byref(memory), ctypes.c_void_p(self.address)
+        return made
 
     def _launch_first(
         self, grid: Shape, block: Shape, args: Sequence[Any], shared_mem: int
@@ -163,13 +209,13 @@ class _Packing:
 class _Buffer:
     """Memory for a launch's parameters, and the address of what tells the driver of it."""
 
-    __slots__ = ("_kept", "extra", "memory")
+    __slots__ = ("_kept", "extra", "memory", "table")
 
     def __init__(self, size: int):
         self.memory = ctypes.create_string_buffer(size)
         length = ctypes.c_size_t(size)
         # CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE and _END, with the addresses of both.
         entries = 1, ctypes.addressof(self.memory), 2, ctypes.addressof(length), 0
-        table = (ctypes.c_void_p * len(entries))(*entries)
-        self._kept = length, table
-        self.extra = ctypes.addressof(table)
+        self.table = (ctypes.c_void_p * len(entries))(*entries)
+        self._kept = length
+        self.extra = ctypes.addressof(self.table)
