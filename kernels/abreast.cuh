@@ -29,9 +29,10 @@ typedef Abreast::type Numbers;
 // The same number for each.
 __device__ __forceinline__ Numbers each(A x) { return Abreast::join(x, x); }
 
-// Those of a pack's elements from the k-th on.
+// Those of a pack's elements from the k-th on. A number that is not needed yet would be kept until it is.
 template <typename T> __device__ __forceinline__ Numbers numbers_at(const Raw<T, VEC>& pack, int k) {
-    return Abreast::join(widen(pack.at(k)), widen(pack.at((k + 1) % VEC)));
+    if constexpr (ABREAST == 1) return widen(pack.at(k));
+    else return Abreast::join(widen(pack.at(k)), widen(pack.at(k + 1)));
 }
 __device__ __forceinline__ Numbers numbers_at(const A (&pack)[VEC], int k) {
     return Abreast::join(pack[k], pack[(k + 1) % VEC]);

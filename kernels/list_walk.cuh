@@ -13,6 +13,7 @@
 template <typename T> constexpr bool LISTED = false;
 template <> constexpr bool LISTED<LIST_T> = true;
 #else
+#define SEVERAL_DTYPES
 template <typename T> constexpr bool LISTED = true;
 #endif
 

@@ -82,13 +82,20 @@ template <bool EXACT, typename F, int N> __device__ __forceinline__ Compensated<
     return terms[0];
 }
 
+// Code for several dtypes (list_walk.cuh) has no registers for two packs side by side.
+#ifdef SEVERAL_DTYPES
+constexpr bool PACKS_ABREAST = false;
+#else
+constexpr bool PACKS_ABREAST = TWO_AT_ONCE;
+#endif
+
 // The sum of Order::single of the elements of all packs, pack by pack. Two packs of 16-bit elements, which wait for
 // instructions and not for memory, are added up side by side where one instruction does both.
 template <typename Order, typename T, int N, int B>
 __device__ __forceinline__ Single sum_in_single(const Held<T, T, N> (&packs)[B]) {
     constexpr bool EXACT = Order::template is_exact<T>();
     Single sums[B];
-    if constexpr (TWO_AT_ONCE && sizeof(T) == 2 && B % 2 == 0) {
+    if constexpr (PACKS_ABREAST && sizeof(T) == 2 && B % 2 == 0) {
 #pragma unroll
         for (int b = 0; b < B; b += 2) {
             const auto value = [&](int k, int i) { return widen(packs[b + k].source.at(i)).value; };
