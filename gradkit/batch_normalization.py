@@ -137,7 +137,8 @@ def batch_norm(
         Another rank of ``group`` failed, or has other channels or another ``eps``. Nothing is
         written.
     BackendUnavailableError, CudnnError
-        ``engine`` requires a cuDNN that is not installed or does not support the case.
+        ``engine`` requires a cuDNN that is not installed or does not support the case; or
+        cuDNN failed at a case like one that it computed, and running statistics may have moved.
 
     References
     ----------

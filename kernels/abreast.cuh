@@ -1,6 +1,6 @@
 // A pack's elements, ABREAST of which are computed with at once: two floats where one instruction does that.
 //
-// Each is computed with as if it were alone, so results do not depend on ABREAST.
+// Each is computed with as if it were alone, so results do not depend on ABREAST. Macros: DATA_T, VEC.
 
 #pragma once
 

@@ -71,7 +71,8 @@ __device__ __forceinline__ void add_waiting(Share& share) {
 }
 
 // The sum of N terms, which it changes: a tree, whose depth bounds the error. EXACT terms have no errors yet.
-template <bool EXACT, typename F, int N> __device__ __forceinline__ Compensated<F> sum_of_all(Compensated<F> (&terms)[N]) {
+template <bool EXACT, typename F, int N>
+__device__ __forceinline__ Compensated<F> sum_of_all(Compensated<F> (&terms)[N]) {
 #pragma unroll
     for (int width = N / 2; width > 0; width /= 2)
 #pragma unroll

@@ -29,7 +29,7 @@ CASES = (
 
 @pytest.mark.parametrize("file", FILES)
 def test_which_gpus_have_such_instructions(file):
-    for architecture, expected in ((90, False), (100, True), (101, False), (120, False)):
+    for architecture, expected in ((90, False), (100, True), (120, False)):
         options = cupy_options(options_of(FILES[file]), architecture)
         assert ("f32x2" in compile_ptx(source_of(file), options)) == expected, architecture
 

@@ -153,7 +153,10 @@ class Ready:
         self._run, self._failed = function.of(cudnn.bindings), False
 
     def run(self, device: Device, call: Any) -> bool:
-        """Have cuDNN compute a call; false if it does not, and then nothing was written."""
+        """Have cuDNN compute a call; false if it does not, and then nothing was written.
+
+        An error of cuDNN's is raised if running statistics may have moved.
+        """
         function, at, stream = self._function, device.pointer, device.cuda_stream()
         moving = function is _MOVING
         if self._failed or not library.is_used(self._cudnn) or (moving and not _weighs_both(call)):
@@ -169,7 +172,7 @@ class Ready:
         except CudnnError as error:  # which a call on arrays raises too, or answers
             self._failed = True
             if moving and not error.unsupported:
-                raise  # running statistics may have moved, and must not move twice
+                raise  # they must not move twice
             return False
         return True
 
