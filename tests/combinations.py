@@ -19,6 +19,7 @@ class Gpu(NamedTuple):
 
     max_shared_memory: int  # of a block
     clusters: bool
+    parameter_bytes: int = 32764
 
     @property
     def idle(self) -> IdleDevice:
@@ -26,9 +27,10 @@ class Gpu(NamedTuple):
         return IdleDevice(**self._asdict())
 
 
-# T4, V100, RTX 4090, A100, and an H100 that takes rows as an A100 does, which tests emulate; H100
-# and RTX 5090.
+# T4, with an old driver too, V100, RTX 4090, A100, and an H100 that takes rows as an A100 does,
+# which tests emulate; H100 and RTX 5090.
 ON_GPUS = (
+    Gpu(64 << 10, clusters=False, parameter_bytes=4096),
     *(Gpu(kib << 10, clusters=False) for kib in (64, 96, 99, 163, 227)),
     *(Gpu(kib << 10, clusters=True) for kib in (227, 99)),
 )
@@ -48,7 +50,8 @@ def combinations(*operations: str) -> tuple[Combination, ...]:
     for gpu in ON_GPUS:
         for file, macros in chain.from_iterable(needed(gpu, name) for name in sorted(chosen)):
             found[file, *sorted(macros.items())] = file, macros
-        chosen &= {*names_in(RowOperations)}  # what holds a long row depends on the GPU
+        if gpu.parameter_bytes > 4096:
+            chosen &= {*names_in(RowOperations)}  # what holds a long row depends on the GPU
     return tuple(found.values())
 
 

@@ -19,7 +19,14 @@ from gradkit._calls import rows
 from gradkit._calls.backend import record_of
 from gradkit._calls.channels import ChannelOperations
 from gradkit._calls.layouts import GroupLayout
-from gradkit._calls.lists import DIGITS, AccumulateGrad, AccumulateGrads, ExactSums, GradNorm
+from gradkit._calls.lists import (
+    DIGITS,
+    AccumulateGrad,
+    AccumulateGrads,
+    ExactSums,
+    GradNorm,
+    NoiseScale,
+)
 from gradkit._calls.record import Plan, Record
 from gradkit._cuda.launch.buffers import address_of
 from gradkit._cuda.launch.device import Device
@@ -63,6 +70,7 @@ class DryDevice:
     def __init__(self, like: Device):
         self.number, self.multiprocessors = like.number, like.multiprocessors
         self.max_shared_memory, self.clusters = like.max_shared_memory, like.clusters
+        self.parameter_bytes = like.parameter_bytes
 
     def cuda_stream(self) -> None:
         """Leave NVIDIA's libraries out of it."""
@@ -133,6 +141,8 @@ def asked_by(backend: Any, operations: Iterable[str], dtypes: Set[str]) -> list[
         if kind is AccumulateGrad:
             for fields in _compensated(dtypes):
                 backend.accumulate_grads(_call(AccumulateGrads, fields))
+        if kind is NoiseScale:
+            backend.as_float64(np.ones(1))  # sizes
     return asked_of(backend.device)
 
 

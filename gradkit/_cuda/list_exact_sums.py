@@ -16,12 +16,11 @@ def sums_of_each(device: Device, call: ExactSums) -> Array:
     sums = scratch(device, (len(call.grads), DIGITS + 1), _FLOAT64)
     if not plan.chunks:
         sums.fill(0)
-    for table in plan.tables if plan.chunks else ():
-        partials = workspace(device, (table.count * (DIGITS + 1),), _FLOAT64)
-        p = np.float64(call.norm_type)
-        launch(steps(device, (table,), "exact_sums", "exact_partials", p, partials))
-        tensors = table.tensors.stop - table.tensors.start
-        blocks = min(tensors, device.multiprocessors * (2048 // THREADS))
-        finish = table.launch(device, blocks, THREADS, "exact_sums", "exact_finish")
-        finish(table.argument, partials, sums[table.tensors])
+        return sums
+    table, p = plan.table, np.float64(call.norm_type)
+    partials = workspace(device, (table.chunks * (DIGITS + 1),), _FLOAT64)
+    launch(steps(device, table, "exact_sums", "exact_partials", p, partials))
+    blocks = min(table.tensors, device.multiprocessors * (2048 // THREADS))
+    finish = table.launch(device, blocks, THREADS, "exact_sums", "exact_finish")
+    finish(table.argument, partials, sums)
     return sums

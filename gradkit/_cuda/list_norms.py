@@ -1,7 +1,6 @@
 """The norm of a list of arrays on a GPU: a partial result a chunk or a block, then one for all."""
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from gradkit._calls.roles import Flags, Norm, Number
 from gradkit._cuda.launch.buffers import fill, on_device
 from gradkit._cuda.launch.device import Device, scratch, workspace
 from gradkit._cuda.launch.kernels import FLAGS, Launch, either
-from gradkit._cuda.list_tables import ListPlan, Step, Table, launch, plan_of, steps
+from gradkit._cuda.list_tables import Step, Table, launch, plan_of, steps
 
 PART = 3  # doubles of a partial result: kernels/norm_orders.cuh
 _ANY_ORDER = "SumOfPowers"
@@ -33,20 +32,14 @@ def norm_steps(device: Device, call: GradNorm) -> list[Step]:
     plan = plan_of(device, call.grads)
     if not plan.chunks:
         return [partial(array.fill, 0) for array in (norm, found_inf) if array is not None]
-    if len(plan.tables) == 1 and not call.per_tensor:
-        return _of_one_table(device, plan.tables[0], call)
-    made = []
-    for own_steps, parts in _partials(device, plan, call.norm_type, call.per_tensor):
-        own, found = norm, found_inf
-        if call.per_tensor:
-            mine = parts.table.tensors
-            own, found = Norm(norm[mine]), None if found_inf is None else Flags(found_inf[mine])
-        made += [*own_steps, parts.joining(device, call.scale, own, found)]
-    return made
+    if not call.per_tensor:
+        return _one_norm(device, plan.table, call)
+    made, parts = _partials(device, plan.table, call.norm_type, True)
+    return [*made, parts.joining(device, call.scale, norm, found_inf)]
 
 
 class _Total(NamedTuple):
-    """What the norm of one table's tensors is launched with, but for where it is written."""
+    """What the norm of a table's tensors is launched with, but for where it is written."""
 
     partials: Launch
     finish: Launch
@@ -61,8 +54,8 @@ class _Total(NamedTuple):
         return cls(partials, finish, np.uint32(count), (count * PART,))
 
 
-def _of_one_table(device: Device, table: Table, call: GradNorm) -> list[Step]:
-    """What launches one norm of all of a table's tensors: nearly every list is one table."""
+def _one_norm(device: Device, table: Table, call: GradNorm) -> list[Step]:
+    """What launches one norm of all of a table's tensors, looked up with the table."""
     p, order = np.float64(call.norm_type), _ORDERS.get(call.norm_type, _ANY_ORDER)
     known: _Total | None = table.launches.get((_Total, order))
     if known is None:
@@ -82,44 +75,31 @@ def write_parts(device: Device, call: NormParts) -> None:
     if not plan.chunks:
         fill(device, out, 0)
         return
-    order = call.norm_type
-    if call.copies is None:
-        for own_steps, parts in _partials(device, plan, order, per_tensor):
-            launch(own_steps)
-            parts.join(device, None, out[parts.table.tensors] if per_tensor else out, per_tensor)
+    table, order, copies = plan.table, call.norm_type, call.copies
+    made, parts = _partials(device, table, order, per_tensor or copies is not None)
+    launch(made)
+    if copies is None:
+        parts.join(device, None, out, per_tensor)
         return
-    many, counts = len(call.grads), on_device(device, call.copies)
+    many, counts = len(call.grads), on_device(device, copies)
     each = out if per_tensor else scratch(device, many * PART, _FLOAT64).reshape(-1, PART)
-    for own_steps, parts in _partials(device, plan, order, True):
-        launch(own_steps)
-        mine = parts.table.tensors
-        parts.join(device, counts[mine], each[mine], True)
+    parts.join(device, counts, each, True)
     if not per_tensor:
-        NormPartials(plan.tables[0], order, each, many).join(device, None, out, False)
+        NormPartials(table, order, each, many).join(device, None, out, False)
 
 
 def _partials(
-    device: Device, plan: ListPlan, norm_type: float, per_tensor: bool
-) -> Iterator[tuple[list[Step], "NormPartials"]]:
+    device: Device, table: Table, norm_type: float, per_tensor: bool
+) -> tuple[list[Step], "NormPartials"]:
     """What computes partial results, and those to be joined.
 
-    One Part for each chunk and one table after the other, or a Part for the chunks of a block
-    if nobody asks which tensor it was, and all tables' together with the first.
+    A Part for each chunk, or for the chunks of a block if nobody asks which tensor it was.
     """
-    p, order = np.float64(norm_type), order_of(norm_type)
-    counts = [table.count if per_tensor else table.blocks for table in plan.tables]
-    parts = scratch(device, sum(counts) * PART, _FLOAT64)
-    first, made = 0, []
-    for table, count in zip(plan.tables, counts, strict=True):
-        own = parts if count == sum(counts) else parts[first * PART :]
-        arguments = p, own, FLAGS[not per_tensor]
-        own_steps = steps(device, (table,), "norm", "norm_partials", *arguments, ORDER=order)
-        if per_tensor:
-            yield own_steps, NormPartials(table, norm_type, own, count)
-        made += own_steps
-        first += count
-    if not per_tensor:
-        yield made, NormPartials(plan.tables[0], norm_type, parts, first)
+    count, order = table.chunks if per_tensor else table.blocks, order_of(norm_type)
+    parts = scratch(device, count * PART, _FLOAT64)
+    arguments = np.float64(norm_type), parts, FLAGS[not per_tensor]
+    made = steps(device, table, "norm", "norm_partials", *arguments, ORDER=order)
+    return made, NormPartials(table, norm_type, parts, count)
 
 
 class NormPartials(NamedTuple):

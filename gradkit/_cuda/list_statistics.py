@@ -22,13 +22,10 @@ def write_stats(device: Device, call: ListStats) -> None:
             fill(device, out, 0)
             continue
         made: Array = writable_like(device, out)
-        for table in plan.tables:
-            partials = workspace(device, (table.count * _STATS,), np.dtype(np.float64))
-            launch(steps(device, (table,), "grad_stats", "stat_partials", partials))
-            tensors = table.tensors.stop - table.tensors.start
-            blocks = min(tensors, device.multiprocessors * (2048 // _THREADS))
-            rows = made[table.tensors]
-            outs = (None, rows) if is_parts else (rows, None)
-            finish = table.launch(device, blocks, _THREADS, "grad_stats", "stat_finish")
-            finish(table.argument, partials, *outs)
+        table, outs = plan.table, (None, made) if is_parts else (made, None)
+        partials = workspace(device, (table.chunks * _STATS,), np.dtype(np.float64))
+        launch(steps(device, table, "grad_stats", "stat_partials", partials))
+        blocks = min(table.tensors, device.multiprocessors * (2048 // _THREADS))
+        finish = table.launch(device, blocks, _THREADS, "grad_stats", "stat_finish")
+        finish(table.argument, partials, *outs)
         copy_back(out, made)

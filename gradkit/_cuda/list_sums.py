@@ -44,11 +44,13 @@ def add(
         start(table.at(grad, buffer), *arguments)
         return
     plan = plan_of(device, [grad], [buffer])
-    for table in (each.alone for each in plan.tables if each.blocks):
-        start = table.over_chunks(device, "accumulate", name, **_types(grad, buffer))
-        if call.plan.launcher is None and table.capacity and _is_plain(plan):
-            call.plan.launcher = table, start
-        start(table.argument, *arguments)
+    if not plan.table.blocks:
+        return
+    table = plan.table.alone
+    start = table.over_chunks(device, "accumulate", name, **_types(grad, buffer))
+    if call.plan.launcher is None and table.capacity and _is_plain(plan):
+        call.plan.launcher = table, start
+    start(table.argument, *arguments)
 
 
 def add_lists(device: Device, call: AccumulateGrads) -> None:
@@ -83,8 +85,8 @@ def average_steps(device: Device, call: EmaUpdate) -> Iterator[Step]:
     for own in kinds:
         alike = call if len(kinds) == 1 else _part(call, own)
         params, averages = alike.params, alike.averages
-        tables, types = plan_of(device, params, averages).tables, _types(params[0], averages[0])
-        yield from steps(device, tables, "ema_update", "ema_update", *either(call.decay), **types)
+        table, types = plan_of(device, params, averages).table, _types(params[0], averages[0])
+        yield from steps(device, table, "ema_update", "ema_update", *either(call.decay), **types)
 
 
 def _kinds(grads: Grads, buffers: Grads) -> list[list[int]]:
@@ -120,21 +122,17 @@ def _adding_alike(device: Device, call: AccumulateGrads, chosen: tuple[Any, ...]
     grads, buffers, kept = call.grads, call.buffers, call.compensation
     types = _types(grads[0], buffers[0])
     if kept is None and call.seed is None:
-        tables = plan_of(device, grads, buffers).tables
-        yield from steps(device, tables, _LIST, _LIST, *chosen, None, NORM=0, **types)
+        table = plan_of(device, grads, buffers).table
+        yield from steps(device, table, _LIST, _LIST, *chosen, None, NORM=0, **types)
         return
     sources = Counted(grads, buffers, call.offsets) if kept is None else _joined(grads, kept)
-    plan = plan_of(device, sources, _joined(buffers, buffers))
-    if len(plan.tables) > 1 and len(buffers) > 1:  # captured: a table has whole threes
-        every = range(len(buffers))
-        for half in (every[: len(every) // 2], every[len(every) // 2 :]):
-            yield from _adding_alike(device, _part(call, half), chosen)
-    elif kept is None:
+    table = plan_of(device, sources, _joined(buffers, buffers)).table
+    if kept is None:
         seed = (None, np.uint64(call.seed)) if isinstance(call.seed, int) else (call.seed, _NO_SEED)
-        yield from steps(device, plan.tables, _AT_RANDOM, _AT_RANDOM, *chosen, *seed, **types)
+        yield from steps(device, table, _AT_RANDOM, _AT_RANDOM, *chosen, *seed, **types)
     else:
         device.pointers(kept, write=True)  # an emulator checks what is written
-        yield from steps(device, plan.tables, _COMPENSATED, _COMPENSATED, *chosen, **types)
+        yield from steps(device, table, _COMPENSATED, _COMPENSATED, *chosen, **types)
 
 
 def _is_plain(plan: ListPlan) -> bool:
@@ -161,10 +159,10 @@ def _with_norm(
     plan, fits = plan_of(device, grads, buffers), float_of(buffers[0].dtype).addends
     if not (plan.in_step and plan.chunks and float_name(grads[0].dtype) in fits):
         return []
-    (table,) = plan.tables
+    table = plan.table
     parts = scratch(device, table.blocks * PART, np.dtype(np.float64))
     types = _types(grads[0], buffers[0])
-    adding = steps(device, (table,), _LIST, _LIST, *chosen, parts, NORM=1, **types)
+    adding = steps(device, table, _LIST, _LIST, *chosen, parts, NORM=1, **types)
     return [*adding, NormPartials(table, 2.0, parts, table.blocks).joining(device, 1.0, norm, None)]
 
 

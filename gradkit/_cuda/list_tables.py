@@ -3,9 +3,7 @@
 ``kernels/tensor_list.cuh`` is the other half. A short list travels in the kernel's parameter
 block, a single pair of arrays in a small one if a kernel takes no more. A longer list is uploaded
 once and kept for as long as the same memory comes again, on the stream that it was uploaded on.
-While a stream is captured into a graph nothing is uploaded, because each replay would upload it
-again from memory that is not kept: there a long list goes in several launches, each with its part
-of the list in its parameters.
+A graph that is captured has uploads of its own, and memory for them that it can keep.
 """
 
 import math
@@ -22,6 +20,7 @@ import numpy as np
 
 from gradkit._backend import Address, Array, Axes, Borrowed, Views
 from gradkit._calls.roles import Grads
+from gradkit._cuda.launch.buffers import upload
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Launch, kernel, source_of
 from gradkit._cuda.launch.strides import Pair, pair_of, units_of
@@ -82,13 +81,13 @@ _LAYOUTS[0] = np.dtype([*_HEAD, ("dim_at", "u8"), ("at", "u8")], align=True)
 
 @dataclass(frozen=True)
 class Table:
-    """Part of a list, as one launch takes it."""
+    """A list as kernels take it."""
 
     fields: np.ndarray[Any, Any]  # the kernel's TensorList
     capacity: int  # the macro that tells kernels which kind of table this is
-    tensors: slice  # which of the list's tensors
-    chunks: slice  # which of the list's chunks
-    units: slice  # which of the list's units, if it has any
+    tensors: int  # how many pairs of arrays there are
+    chunks: int  # that they are cut into
+    units: int  # that they are cut into, if they are
     dtype: str  # of all the list's targets; empty if they differ
     memory: Array | None = None  # what the fields point into
 
@@ -111,16 +110,10 @@ class Table:
         fields["at"]["source"], fields["at"]["target"] = source, target
         return fields.view(f"V{fields.nbytes}")
 
-    @property
-    def count(self) -> int:
-        """The number of chunks."""
-        length: int = self.chunks.stop - self.chunks.start
-        return length
-
     @cached_property
     def blocks(self) -> int:
         """How many blocks take all chunks in one round."""
-        return -(-self.count // _WARPS)
+        return -(-self.chunks // _WARPS)
 
     @cached_property
     def launches(self) -> dict[Hashable, Any]:
@@ -158,7 +151,7 @@ class Table:
 class ListPlan:
     """A list of tensors cut into chunks."""
 
-    tables: tuple[Table, ...]
+    table: Table
     cut: "_Cut"
     starts: np.ndarray[Any, Any]  # the arrays' addresses
 
@@ -174,13 +167,13 @@ class ListPlan:
 
     @cached_property
     def in_step(self) -> bool:
-        """Whether both arrays of each pair are cut into the same packs, all in one table."""
-        return len(self.tables) == 1 and self.cut.in_step(self.starts)
+        """Whether both arrays of each pair are cut into the same packs."""
+        return self.cut.in_step(self.starts)
 
     @cached_property
     def uploaded(self) -> bool:
         """Whether it lies in device memory."""
-        return any(table.memory is not None for table in self.tables)
+        return self.table.memory is not None
 
 
 @dataclass(frozen=True)
@@ -361,19 +354,17 @@ def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:
 
 
 def steps(
-    device: Device, tables: Iterable[Table], file: str, name: str, *arguments: Any, **macros: Any
+    device: Device, table: Table, file: str, name: str, *arguments: Any, **macros: Any
 ) -> list[Step]:
-    """What launches a kernel over all chunks of some tables; it is compiled now.
+    """What launches a kernel over all chunks of a table, if it has any; it is compiled now.
 
     Calls that write with more than one launch first make all of their steps, so that what may
     fail by itself, memory and the compiler, fails before anything is written.
     """
-    made: list[Step] = []
-    for table in tables:
-        if table.blocks:
-            launch = table.over_chunks(device, file, name, **macros)
-            made.append(partial(launch.__call__, table.argument, *arguments))
-    return made
+    if not table.blocks:
+        return []
+    launch = table.over_chunks(device, file, name, **macros)
+    return [partial(launch.__call__, table.argument, *arguments)]
 
 
 def launch(made: Iterable[Step]) -> None:
@@ -391,13 +382,9 @@ def _make(device: Device, starts: Starts, pairs: Sequence[Grads], axes: Axes | N
         if cut.aligned(starts):
             _cuts.keep(known, cut)
     table, every = cut.placed(starts), cut.dims
-    if len(table) <= _capacity(table) and len(every) <= DIMS:
-        tables = [_inline(table, every, cut, cut.chunks, 0)]
-    elif device.capturing():
-        tables = _in_parts(table, every, cut)
-    else:
-        tables = [_uploaded(device, table, every, cut)]
-    return ListPlan(tuple(tables), cut, starts)
+    short = len(table) <= _capacity(table) and len(every) <= DIMS
+    made = _inline(table, every, cut) if short else _uploaded(device, table, every, cut)
+    return ListPlan(made, cut, starts)
 
 
 def _cut(starts: Starts, pairs: Sequence[Sequence[Array]]) -> _Cut:
@@ -460,63 +447,33 @@ def _code(array: Array) -> int:
     return _OF_SIZE[array.dtype.itemsize] if name is None else FLOATS[name].code
 
 
-def _inline(table: Rows, dims: Rows, cut: _Cut, end: int, first: int) -> Table:
-    """Rows whose chunks are ``[their first, end)``, for the parameter block.
-
-    ``first`` is the position of the first row in the whole list.
-    """
-    begin = int(table["first_chunk"][0]) if len(table) else end
+def _inline(table: Rows, dims: Rows, cut: _Cut) -> Table:
+    """Rows in the parameter block."""
     capacity = _capacity(table)
     fields = np.zeros((), _LAYOUTS[capacity])
-    fields["chunk_bytes"], fields["tensors"] = cut.chunk, len(table)
-    fields["chunks"] = end - begin
     fields["at"][: len(table)] = table
-    fields["at"]["first_chunk"][: len(table)] -= np.uint32(begin)
-    if len(dims):
-        skipped = table["first_dim"][0]
-        fields["at"]["first_dim"][: len(table)] -= skipped
-        fields["dim_at"][: len(dims)] = dims
-    rows, units = slice(first, first + len(table)), _units_in(table)
-    return Table(fields, capacity, rows, slice(begin, end), units, cut.dtype)
+    fields["dim_at"][: len(dims)] = dims
+    return _table(fields, capacity, table, cut)
+
+
+def _uploaded(device: Device, table: Rows, dims: Rows, cut: _Cut) -> Table:
+    """Rows in device memory: one copy."""
+    memory = upload(device, np.concatenate([table.view(np.uint8), dims.view(np.uint8)]))
+    fields = np.zeros((), _LAYOUTS[0])
+    fields["at"] = device.pointer(memory)
+    fields["dim_at"] = fields["at"] + np.uint64(table.nbytes)
+    return _table(fields, 0, table, cut, memory)
+
+
+def _table(
+    fields: np.ndarray[Any, Any], capacity: int, rows: Rows, cut: _Cut, memory: Array | None = None
+) -> Table:
+    fields["chunk_bytes"], fields["tensors"], fields["chunks"] = cut.chunk, len(rows), cut.chunks
+    has_units = rows.dtype == _UNITS and len(rows)
+    units = int(rows["first_unit"][-1] + rows["units"][-1]) if has_units else 0
+    return Table(fields, capacity, len(rows), cut.chunks, units, cut.dtype, memory)
 
 
 def _capacity(table: Rows) -> int:
     """How many rows like these the parameter block holds."""
     return CAPACITY if table.dtype == _TENSOR else UNIT_CAPACITY
-
-
-def _units_in(table: Rows) -> slice:
-    if table.dtype == _TENSOR or not len(table):
-        return slice(0, 0)
-    return slice(int(table["first_unit"][0]), int(table["first_unit"][-1] + table["units"][-1]))
-
-
-def _in_parts(table: Rows, dims: Rows, cut: _Cut) -> list[Table]:
-    """As many tables as it takes to keep each in the parameter block."""
-    parts = []
-    ends = table["first_dim"].astype(np.int64) + table["dims"]  # of each row's dims
-    first = 0
-    while first < len(table):
-        begin = int(table["first_dim"][first])
-        stop = min(first + _capacity(table), int(np.searchsorted(ends, begin + DIMS, side="right")))
-        if stop == first:
-            raise ValueError(
-                f"an array of {table['dims'][first]} dimensions that cannot be merged is too much "
-                f"for a captured launch, which takes {DIMS}; make it contiguous"
-            )
-        chunks = int(table["first_chunk"][stop]) if stop < len(table) else cut.chunks
-        own = dims[begin : ends[stop - 1]]
-        parts.append(_inline(table[first:stop], own, cut, chunks, first))
-        first = stop
-    return parts
-
-
-def _uploaded(device: Device, table: Rows, dims: Rows, cut: _Cut) -> Table:
-    """Rows in device memory: one copy."""
-    memory = device.upload(np.concatenate([table.view(np.uint8), dims.view(np.uint8)]))
-    fields = np.zeros((), _LAYOUTS[0])
-    fields["chunk_bytes"], fields["tensors"], fields["chunks"] = cut.chunk, len(table), cut.chunks
-    fields["at"] = device.pointer(memory)
-    fields["dim_at"] = fields["at"] + np.uint64(table.nbytes)
-    rows, units = slice(0, len(table)), _units_in(table)
-    return Table(fields, 0, rows, slice(0, cut.chunks), units, cut.dtype, memory)

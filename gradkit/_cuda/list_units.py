@@ -6,7 +6,7 @@ from gradkit._calls.lists import ClipUnits, UnitNorms
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import FLAGS, either
 from gradkit._cuda.list_norms import PART, order_of
-from gradkit._cuda.list_tables import ListPlan, launch, plan_of, steps
+from gradkit._cuda.list_tables import Table, launch, plan_of, steps
 
 _MANY_PARTS = 8  # of a unit: a block joins them rather than a warp
 _FEW_THREADS, _MANY_THREADS = 32, 256
@@ -17,19 +17,14 @@ def write_unit_norms(device: Device, call: UnitNorms) -> None:
     """Launch ``unit_norms``."""
     plan = plan_of(device, call.grads, axes=call.axes)
     p, order = np.float64(call.norm_type), order_of(call.norm_type)
-    threads = joining_threads(plan)
-    for table in plan.tables:
-        units = table.units.stop - table.units.start
-        if not units:
-            continue
-        parts = scratch(device, table.count * PART, np.dtype(np.float64))
-        launch(steps(device, (table,), "unit_norms", "unit_norm_partials", p, parts, ORDER=order))
-        blocks = min(units, device.multiprocessors * _RESIDENT)
-        finish = table.launch(
-            device, blocks, threads, "unit_norms", "unit_norm_finish", ORDER=order
-        )
-        stop = np.uint32(table.units.stop)
-        finish(table.argument, p, parts, FLAGS[call.mean], stop, call.norms)
+    table = plan.table
+    if not table.units:
+        return
+    parts = scratch(device, table.chunks * PART, np.dtype(np.float64))
+    launch(steps(device, table, "unit_norms", "unit_norm_partials", p, parts, ORDER=order))
+    blocks, threads = min(table.units, device.multiprocessors * _RESIDENT), joining_threads(table)
+    finish = table.launch(device, blocks, threads, "unit_norms", "unit_norm_finish", ORDER=order)
+    finish(table.argument, p, parts, FLAGS[call.mean], np.uint32(table.units), call.norms)
 
 
 def scale_units(device: Device, call: ClipUnits) -> None:
@@ -38,10 +33,9 @@ def scale_units(device: Device, call: ClipUnits) -> None:
     least, eps = np.float64(call.least), np.float64(call.eps)
     limits = *either(call.max_norm), call.param_norms, least, eps
     flags = FLAGS[call.zero_nonfinite], FLAGS[call.outs is call.grads]
-    launch(steps(device, plan.tables, "clip_units", "clip_units", call.norms, *limits, *flags))
+    launch(steps(device, plan.table, "clip_units", "clip_units", call.norms, *limits, *flags))
 
 
-def joining_threads(plan: ListPlan) -> int:
+def joining_threads(table: Table) -> int:
     """How many threads join a unit's partial results; the list decides, for bits depend on it."""
-    units = plan.tables[-1].units.stop
-    return _MANY_THREADS if plan.chunks > units * _MANY_PARTS else _FEW_THREADS
+    return _MANY_THREADS if table.chunks > table.units * _MANY_PARTS else _FEW_THREADS

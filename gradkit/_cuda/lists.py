@@ -146,7 +146,7 @@ class Lists(OnDevice):
     def keep_if(self, call: records.KeepIf) -> None:
         """``old = new``, byte for byte, if the verdict is true."""
         plan = plan_of(self.device, call.new, call.old)
-        launch(steps(self.device, plan.tables, "keep_if", "keep_if", *either_flag(call.verdict)))
+        launch(steps(self.device, plan.table, "keep_if", "keep_if", *either_flag(call.verdict)))
 
     def ema_update(self, call: records.EmaUpdate) -> None:
         """Each ``average += (1 - decay) * (param - average)``: a launch for each pair of dtypes."""
@@ -167,7 +167,7 @@ def clip_steps(device: Device, call: records.ClipByNorm) -> list[Step]:
     numbers = (*either(call.max_norm), np.float64(call.eps), *either(call.scale))
     flags = FLAGS[call.zero_nonfinite], FLAGS[call.outs is call.grads]
     plan = plan_of(device, call.grads, call.outs)
-    return steps(device, plan.tables, _CLIP, _CLIP, call.norm, *numbers, *flags)
+    return steps(device, plan.table, _CLIP, _CLIP, call.norm, *numbers, *flags)
 
 
 def scale_steps(device: Device, call: records.ScaleGrads) -> list[Step]:
@@ -177,18 +177,18 @@ def scale_steps(device: Device, call: records.ScaleGrads) -> list[Step]:
     if array is None and number == 1 and in_place:
         return []
     plan = plan_of(device, call.grads, call.outs)
-    return steps(device, plan.tables, "scale", "scale_grads", array, number, FLAGS[in_place])
+    return steps(device, plan.table, "scale", "scale_grads", array, number, FLAGS[in_place])
 
 
 def value_steps(device: Device, call: records.ClipGradValue) -> list[Step]:
     """What launches ``clip_grad_value``."""
     limit, plan = np.float64(call.clip_value), plan_of(device, call.grads, call.outs)
-    return steps(device, plan.tables, "clip_value", "clip_grad_value", limit)
+    return steps(device, plan.table, "clip_value", "clip_grad_value", limit)
 
 
 def zero_steps(device: Device, call: records.ZeroGrad) -> list[Step]:
     """What launches ``zero_grad``."""
-    return steps(device, plan_of(device, call.grads, call.grads).tables, "zero", "zero_grad")
+    return steps(device, plan_of(device, call.grads, call.grads).table, "zero", "zero_grad")
 
 
 def _order(norm_type: float) -> tuple[Any, ...]:

@@ -189,7 +189,7 @@ class SeveralDevices(CudaBackend):
         for k, (backend, own) in enumerate(self._everywhere(call.grads)):
             with self._written(backend, [parts[k : k + 1]]) as [made]:
                 backend.norm_parts(self._part(every, backend, own).replaced(parts=made))
-        return NormPartials(self._plans(call.grads)[0].tables[0], order, parts, rows)
+        return NormPartials(self._plans(call.grads)[0].table, order, parts, rows)
 
     def _each(self, name: str, call: Any, *results: str) -> None:
         """Have rows written for each gradient on the device that it lies on, and gather them."""

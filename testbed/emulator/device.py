@@ -126,7 +126,7 @@ class EmulatedDevice:
         clusters: bool = False,
         multiprocessors: int = 2,
         max_shared_memory: int = 227 * 1024,
-        max_parameter_bytes: int = 4096,
+        parameter_bytes: int = 4096,
         resident_threads: int = 1024,
         grid_limit: int | Mapping[str, int] | None = None,
         portable_fibers: bool = False,
@@ -138,7 +138,7 @@ class EmulatedDevice:
         self.clusters = clusters
         self.multiprocessors = multiprocessors
         self.max_shared_memory = max_shared_memory
-        self.max_parameter_bytes = max_parameter_bytes
+        self.parameter_bytes = parameter_bytes
         self.resident_threads = resident_threads
         self.grid_limit = grid_limit
         self.traffic = Traffic()

@@ -160,10 +160,10 @@ class CheckedKernel:
         for name, parameter, arg in zip(self._text.parameters, self._parameters, args, strict=True):
             self._convert_one(converted, name, parameter, arg)
             offset += -offset % parameter.alignment + parameter.size
-        if offset > self._device.max_parameter_bytes:
+        if offset > self._device.parameter_bytes:
             raise self._refuse(
                 "argument",
-                f"{offset} bytes of parameters; at most {self._device.max_parameter_bytes} can be",
+                f"{offset} bytes of parameters; at most {self._device.parameter_bytes} can be",
             )
         return converted
 

@@ -231,7 +231,7 @@ def test_parameter_block_limit(machine):
     """
 
     def take(size, limit):
-        device = machine(max_parameter_bytes=limit)
+        device = machine(parameter_bytes=limit)
         large = np.zeros(1, [("bytes", np.uint8, size)])
         large["bytes"][0, -1] = 77
         out = device.xp.empty(1, np.uint8)

@@ -52,6 +52,7 @@ class Driver:
     """What the driver knows: which device and which stream are current."""
 
     device, stream = 0, Stream(0)
+    version, compiler = 13000, (12, 9)
 
 
 class Current:
@@ -76,6 +77,7 @@ def stand_in():
     cupy.cuda = SimpleNamespace(
         driver=SimpleNamespace(CUDADriverError=KeyError),
         runtime=SimpleNamespace(CUDARuntimeError=OSError),
+        nvrtc=SimpleNamespace(),
     )
     return cupy
 
@@ -92,6 +94,8 @@ def cupy(request, monkeypatch):
         (cupy.cuda, "Device", lambda number: Current(driver, number)),
         (cupy.cuda, "get_current_stream", lambda: driver.stream),
         (cupy.cuda.runtime, "getDevice", lambda: driver.device),
+        (cupy.cuda.runtime, "driverGetVersion", lambda: driver.version),
+        (cupy.cuda.nvrtc, "getVersion", lambda: driver.compiler),
     ):
         monkeypatch.setattr(module, name, answer, raising=False)
     if not own:
@@ -140,6 +144,21 @@ def test_what_it_knows_of_its_gpu(cupy):
     assert device.launch_errors == errors
     assert all(issubclass(error, Exception) for error in errors)
     assert [CupyDevice(number).clusters for number in (0, 1, 2, 3)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("driver", "compiler", "limit"),
+    [
+        (12010, (12, 1), 32764),
+        (12000, (12, 1), 4096),
+        (13000, (12, 0), 4096),
+        (13000, (11, 8), 4096),
+        (13000, (13, 0), 32764),
+    ],
+)
+def test_a_launch_has_32_kib_of_parameters_since_cuda_12_1(cupy, driver, compiler, limit):
+    cupy.driver.version, cupy.driver.compiler = driver, compiler
+    assert CupyDevice(0).parameter_bytes == limit
 
 
 def test_each_stream_has_a_key_of_its_own(cupy):

@@ -19,6 +19,7 @@ from gradkit._calls.lists import (
     EmaUpdate,
 )
 from gradkit._cuda import CudaBackend, list_tables
+from gradkit._cuda.launch.buffers import upload
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import kernels_in, options_of, source_of
 from gradkit._cuda.launch.strides import pair_of
@@ -118,7 +119,7 @@ def test_lists_of_any_length(device, count, p):
     [(1, CAPACITY, 4000), (CAPACITY, CAPACITY, 4000), (CAPACITY + 1, 0, 32)],
 )
 def test_what_a_list_takes_of_the_parameter_block(device, count, capacity, size):
-    (table,) = plan_of(device, put(device, [np.ones(3)] * count)).tables
+    table = plan_of(device, put(device, [np.ones(3)] * count)).table
     assert table.capacity == capacity
     assert (table.argument.dtype, table.argument.size) == (f"V{size}", 1)  # CuPy describes no field
     assert table.argument.tobytes() == table.fields.tobytes()
@@ -131,7 +132,7 @@ def test_what_a_list_takes_of_the_parameter_block(device, count, capacity, size)
 
 def test_a_list_of_as_many_dimensions_as_the_parameter_block_holds_is_not_uploaded(device):
     (room,) = put(device, [np.ones((5, 9), np.float32)])
-    (table,) = plan_of(device, [room[:, ::2]] * (DIMS // 2)).tables
+    table = plan_of(device, [room[:, ::2]] * (DIMS // 2)).table
     assert table.capacity == CAPACITY
 
 
@@ -193,7 +194,7 @@ def test_the_same_properties_elsewhere_give_the_plan_of_a_new_list(device, count
         found = []
         for _ in range(2):
             plans = plan_of(device, lists[0]), plan_of(device, *lists)
-            found.append([content(table) for plan in plans for table in plan.tables])
+            found.append([content(plan.table) for plan in plans])
             list_tables._cuts._kept.clear()
             list_tables._plans._kept.clear()
         assert found[0] == found[1]
@@ -259,11 +260,13 @@ def test_each_stream_and_device_has_a_plan_of_its_own_of_a_borrowed_list(device)
 
 
 def test_a_capture_neither_uses_nor_leaves_a_plan_of_a_borrowed_list(device):
-    lists = borrowed(device, mixed(120))
-    for recording, uploaded in ((True, False), (False, True), (True, False), (False, True)):
+    lists, found = borrowed(device, mixed(120)), []
+    for recording in (True, False, True, False):
         device.recording, lists.plan = recording, None
-        assert plan_of(device, lists).uploaded is uploaded
+        found.append(plan_of(device, lists))
     assert device.uploads == 1
+    assert [k for k, plan in enumerate(found) if plan is found[1]] == [1, 3]
+    assert found[0].table.memory is not found[2].table.memory
 
 
 class Unread(np.ndarray):
@@ -298,7 +301,8 @@ def test_a_kernel_is_compiled_for_the_dtype_of_a_list(count, dtypes, macro):
     device = IdleDevice(multiprocessors=1)
     hosts = [np.ones(4, DTYPES[dtypes[k % len(dtypes)]]) for k in range(count)]
     norm_of(device, put(device, hosts))
-    [(_, options)] = dict.fromkeys(device.compiled)
+    compiled = {options for source, options in device.compiled if source == source_of("norm")}
+    [options] = compiled
     assert {option[2:] for option in options if option.startswith("-DLIST_T")} == macro
 
 
@@ -342,15 +346,18 @@ def test_each_stream_has_an_upload_of_its_own(device):
 
 
 def test_a_capture_neither_uses_nor_leaves_a_plan(device):
-    """An uploaded list may be freed before the replay; one in parameters is cut for a capture."""
+    """The memory of one that was uploaded before may be freed before a replay."""
     grads = put(device, mixed(120))
-    assert plan_of(device, grads).uploaded
+    eager = plan_of(device, grads)
     device.recording = True
-    assert not plan_of(device, grads).uploaded
+    captured = plan_of(device, grads)
+    assert captured is not eager
+    assert captured.table.memory is not eager.table.memory
     others = put(device, mixed(120))
-    assert not plan_of(device, others).uploaded
+    captured = plan_of(device, others)
     device.recording = False
-    assert plan_of(device, others).uploaded
+    assert plan_of(device, others) is not captured
+    assert plan_of(device, grads) is eager
     assert device.uploads == 2
 
 
@@ -418,7 +425,12 @@ def test_sums_that_wait_in_floats_do_not_overflow(device, monkeypatch, way, p):
         assert abs(float(norm) / (float(value) * size ** (1 / p)) - 1) <= 2.0**-40
 
 
-def test_a_captured_stream_gets_the_list_in_parameters(device):
+PARAMETERS = [4096, 32764]  # bytes that a launch has at most, before CUDA 12.1 and since
+
+
+@pytest.mark.parametrize("parameter_bytes", PARAMETERS)
+def test_a_captured_list_is_uploaded_in_parameters(parameter_bytes):
+    device = Device(multiprocessors=1, parameter_bytes=parameter_bytes)
     hosts = mixed(2 * CAPACITY + 5)
     hosts += [np.arange(24.0).reshape(2, 3, 4)[:, ::2, ::3] for _ in range(DIMS)]
     eager = put(device, hosts)
@@ -434,6 +446,45 @@ def test_a_captured_stream_gets_the_list_in_parameters(device):
     # What a replay writes must not have been handed to anybody else.
     first, second = (scratch(device, 4, "float64") for _ in range(2))
     assert first.ctypes.data != second.ctypes.data
+
+
+@pytest.mark.parametrize(("parameter_bytes", "launches"), [(PARAMETERS[0], 10), (PARAMETERS[1], 2)])
+def test_launches_of_a_captured_clip_of_a_thousand(parameter_bytes, launches):
+    """Two for the norm, one to scale, and those that bring 1000 rows of 40 bytes."""
+    device = Device(multiprocessors=1, parameter_bytes=parameter_bytes)
+    device.recording = True
+    grads = Views(put(device, [np.full(2, k, np.float32) for k in range(1000)]))
+    norm = norm_of(device, grads)
+    run(device, "clip_by_norm", grads=grads, norm=norm, max_norm=1.0, eps=0.0)
+    assert device.total_traffic.launches == launches + 3
+    assert float(norm) == pytest.approx(math.sqrt(2 * sum(k * k for k in range(1000))))
+    assert float(norm_of(device, grads)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("words", [1, 509, 510, 511, 1020, 1021])
+def test_parameters_bring_every_word(words):
+    """510 travel with a launch, by two blocks of threads."""
+    device, host = Device(), np.random.default_rng(words).integers(1, 1 << 62, words)
+    device.recording = True
+    found = upload(device, host)
+    assert found.tobytes() == host.tobytes()
+    assert device.total_traffic.launches == -(-words // 510)
+
+
+@pytest.mark.parametrize("count", [CAPACITY, CAPACITY + 1])
+def test_a_capture_compiles_nothing_that_the_same_call_has_used(count):
+    device = IdleDevice(multiprocessors=1)
+    copies = np.ones(count)
+    for recording in (False, True):
+        device.capturing = lambda now=recording: now
+        for grads in (Views(put(device, [np.ones(4, np.float32)] * count)) for _ in range(2)):
+            norm_of(device, grads)
+            parts = device.xp.empty((count, 3), np.float64)
+            options = {"parts": parts, "per_tensor": True, "copies": copies}
+            run(device, "norm_parts", grads=grads, norm_type=2.0, **options)
+        if not recording:
+            compiled = len(device.compiled)
+    assert len(device.compiled) == compiled > 0
 
 
 @pytest.mark.guarantee("Captured")
@@ -472,7 +523,7 @@ def test_an_unknown_dtype_traps_and_no_address_is_followed(
     device, file, kernel, arguments, others, number
 ):
     grads = put(device, [*others, np.ones(3000, np.float32)])
-    (table,) = plan_of(device, grads, grads).tables
+    table = plan_of(device, grads, grads).table
     fields = table.fields.copy()
     tensors = fields["at"][: len(grads)]
     tensors["dtype"] = number
@@ -481,18 +532,19 @@ def test_an_unknown_dtype_traps_and_no_address_is_followed(
     macros = {"ORDER": "SumOfSquares"} if file == "norm" else {}
     own = replace(table, fields=fields)
     with pytest.raises(EmulatorFault) as found:
-        list_tables.launch(steps(device, [own], file, kernel, *arrays, **macros))
+        list_tables.launch(steps(device, own, file, kernel, *arrays, **macros))
     assert found.value.kind == "trap"
 
 
-def test_too_many_dimensions_to_be_captured():
-    # Every other element along each of 17 axes: nothing merges.
-    room = sparse_array(4**17, np.float16)
-    grad = np.lib.stride_tricks.as_strided(room, (2,) * 17, [2 * 4**k for k in range(16, -1, -1)])
-    device = Device()
+def test_a_captured_array_of_many_dimensions_that_cannot_be_merged(device):
+    """Every other element along each of 17 axes: more than a list in parameters has."""
+    host = np.arange(2.0**17).astype(np.float32)
     device.recording = True
-    with pytest.raises(ValueError, match="17 dimensions"):
-        plan_of(device, [grad])
+    room = device.xp.asarray(np.repeat(host, 2))
+    grad = np.lib.stride_tricks.as_strided(room, (2,) * 17, [8 << k for k in range(17)])
+    run(device, "scale_grads", grads=[grad], coefficient=0.5)
+    np.testing.assert_array_equal(room[::2], host / 2)
+    np.testing.assert_array_equal(room[1::2], host)
 
 
 # Strides
@@ -637,7 +689,7 @@ def test_a_number_may_lie_at_any_address(device):
     assert [float(grad[0]) for grad in grads] == [2.0, 1.0]
 
 
-def test_flags_of_a_list_that_is_captured_in_parts(device):
+def test_flags_of_a_long_list_that_is_captured(device):
     hosts = [np.ones(3, np.float32) for _ in range(2 * CAPACITY + 5)]
     hosts[1][2], hosts[CAPACITY + 2][0] = np.inf, np.nan
     grads = put(device, hosts)
@@ -741,15 +793,15 @@ def test_elements_beyond_two_to_the_32():
     parts = scratch(device, plan.chunks * 3, "float64")
     with device.only_blocks([-1]):
         numbers = np.float64(2), parts, np.uint32(0)
-        made = steps(device, plan.tables, "norm", "norm_partials", *numbers, ORDER="SumOfSquares")
+        made = steps(device, plan.table, "norm", "norm_partials", *numbers, ORDER="SumOfSquares")
         list_tables.launch(made)
         assert parts[-3] == 9
         arguments = (None, np.float64(2), np.uint32(1))
-        list_tables.launch(steps(device, plan.tables, "scale", "scale_grads", *arguments))
+        list_tables.launch(steps(device, plan.table, "scale", "scale_grads", *arguments))
     # The last chunks come first where work goes backwards, so block -1 does the first ones.
     assert (grad[-1], grad[12_344], grad[20_000]) == (3, 10, 14)
     with device.only_blocks([0]):
-        list_tables.launch(steps(device, plan.tables, "scale", "scale_grads", *arguments))
+        list_tables.launch(steps(device, plan.table, "scale", "scale_grads", *arguments))
     assert (grad[-1], grad[12_344], grad[20_000]) == (6, 10, 14)
 
 
@@ -761,9 +813,9 @@ def test_strided_elements_beyond_two_to_the_32():
     assert room.size == size
     grad[-1] = 3
     plan = plan_of(device, [grad], [grad])
-    assert plan.tables[0].fields["at"]["dims"][0] == 1
+    assert plan.table.fields["at"]["dims"][0] == 1
     with device.only_blocks([-1]):
-        list_tables.launch(steps(device, plan.tables, "zero", "zero_grad"))
+        list_tables.launch(steps(device, plan.table, "zero", "zero_grad"))
     assert grad[-1] == 0
 
 
@@ -794,7 +846,7 @@ def test_units_of_more_chunks_than_threads_that_join_them(beside):
     large = np.ones((1, 270_000 if beside == 0 else 40_000), np.float32)
     grads = [device.xp.asarray(g) for g in (large, np.ones((beside, 2)))]
     axes, norms = ((1,), (1,)), device.xp.empty(1 + beside, np.float64)
-    assert joining_threads(plan_of(device, grads, axes=axes)) == (32 if beside else 256)
+    assert joining_threads(plan_of(device, grads, axes=axes).table) == (32 if beside else 256)
     run(device, "unit_norms", grads=grads, norm_type=1.0, axes=axes, norms=norms)
     np.testing.assert_array_equal(norms, [large.size, *[2] * beside])
 
@@ -828,7 +880,7 @@ def test_units_of_records():
 def test_chunks_are_balanced_and_counted_by_an_int(size):
     grad = np.lib.stride_tricks.as_strided(np.zeros(1), (size,), (0,))
     plan = plan_of(KernelDevice(), [grad])
-    each = int(plan.tables[0].fields["chunk_bytes"])
+    each = int(plan.table.fields["chunk_bytes"])
     assert each % 16 == 0
     assert each <= 1 << 30
     assert plan.chunks == -(-size * 8 // each)

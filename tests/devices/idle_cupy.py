@@ -30,7 +30,7 @@ class IdleCupyDevice(CupyDevice):
 
         self.xp, self.number, self.empty = cupy, number, cupy.ndarray
         self.multiprocessors, self.max_shared_memory = 132, 227 * 1024
-        self.clusters = True
+        self.clusters, self.parameter_bytes = True, 32764
         self.launch_errors = (RuntimeError,)
 
     def cuda_stream(self) -> None:  # type: ignore[override]

@@ -198,8 +198,8 @@ def test_containers_are_matched_by_their_keys(backend):
 
 
 @pytest.mark.emulated
-def test_a_captured_list_has_threes_in_one_launch(monkeypatch):
-    """Where nothing can be uploaded, a long list goes in several launches."""
+def test_a_long_list_of_threes_is_captured(monkeypatch):
+    """It is uploaded in another way."""
     hosts = [
         [draw_.values((k % 3 + 1, 4), "float16", k + n) for k in range(100)] for n in (0, 7, 9)
     ]

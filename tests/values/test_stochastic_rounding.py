@@ -254,7 +254,7 @@ def test_long_lists_of_two_dtypes(backend, count):
 
 @pytest.mark.emulated
 def test_captured_lists_and_seeds(monkeypatch):
-    """Where nothing can be uploaded, a long list goes in several launches, with its offsets."""
+    """A long list, with its offsets, is uploaded in another way."""
     hosts = [[draw_.values((k % 3 + 1, 4), "float16", k + n) for k in range(100)] for n in (0, 7)]
     found = []
     for capturing in (False, True):

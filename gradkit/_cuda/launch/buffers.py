@@ -9,11 +9,14 @@ import numpy as np
 
 from gradkit._backend import Address, Array
 from gradkit._cuda.launch.device import Device, keep_if_captured, scratch
+from gradkit._cuda.launch.kernels import Launch, kernel
 
 Role = TypeVar("Role")
 Inputs = TypeVar("Inputs", bound=Sequence[Array | None])
 Outs = TypeVar("Outs", bound=Sequence[Array | None])
 VECTOR_BYTES = 16  # that one access moves at most
+_WORD = 8  # bytes that a thread of an upload moves
+_THREADS = 256
 
 _in_c_order = attrgetter("flags.c_contiguous")
 
@@ -122,16 +125,30 @@ def fill(device: Device, out: Array, value: float) -> None:
 
 
 def on_device(device: Device, numbers: Any) -> Array:
-    """Host numbers as doubles; while a graph is captured by kernels, which have them by value."""
+    """Host numbers as doubles."""
     host = np.asarray(numbers, np.float64)
+    found: Array = upload(device, host).view(host.dtype).reshape(host.shape)
+    return found
+
+
+def upload(device: Device, host: np.ndarray[Any, Any]) -> Array:
+    """A copy on the device of an array of words of 8 bytes, as bytes.
+
+    While a graph is captured they travel in parameters of launches, which a graph has copies of:
+    each replay would read the array again, which nobody keeps. The kernel is loaded before that.
+    """
+    carried = device.parameter_bytes // _WORD * _WORD - 2 * _WORD  # an address and a number follow
+    loaded = kernel(device, "upload", "upload", BYTES=carried)
     if not device.capturing():
-        return device.xp.asarray(host)
-    made = scratch(device, host.shape, host.dtype)
-    made.fill(1)
-    each = made.reshape(-1)
-    for k, number in enumerate(host.reshape(-1)):
-        if number != 1:
-            each[k : k + 1].fill(number)
+        return device.upload(host)
+    content = host.tobytes()
+    made = scratch(device, len(content), np.uint8)
+    for first in range(0, len(content), carried):
+        words = min(carried, len(content) - first) // _WORD
+        parameters = np.zeros((), f"V{carried}")
+        parameters[...] = content[first : first + carried]
+        launch = Launch(loaded, (-(-words // _THREADS),), (_THREADS,))
+        launch(parameters, made[first:], np.uint32(words))
     return made
 
 

@@ -49,6 +49,7 @@ class Device(Protocol):
     multiprocessors: int
     max_shared_memory: int  # bytes of dynamic shared memory that a block may have
     clusters: bool  # whether blocks can form clusters: from compute capability 9.0 on
+    parameter_bytes: int  # that a launch can have
     launch_errors: tuple[type[Exception], ...]  # raised if a kernel does not launch
 
     def __hash__(self) -> int:
@@ -137,7 +138,11 @@ class CupyDevice:
         self.multiprocessors: int = attributes["MultiProcessorCount"]
         self.max_shared_memory: int = attributes["MaxSharedMemoryPerBlockOptin"]
         # "90", "120"; the attributes do not have it.
-        self.clusters: bool = int(device.compute_capability[:-1]) >= 9
+        capability = int(device.compute_capability)
+        self.clusters: bool = capability >= 90
+        driver, compiler = cupy.cuda.runtime.driverGetVersion(), cupy.cuda.nvrtc.getVersion()
+        much = capability >= 70 and driver >= 12010 and compiler >= (12, 1)
+        self.parameter_bytes = 32764 if much else 4096
         # What `cupy.empty` calls, without the third of its time that goes into other options.
         self.empty: Callable[[int | Shape, Any], Array] = cupy.ndarray
         self.launch_errors: tuple[type[Exception], ...] = (
