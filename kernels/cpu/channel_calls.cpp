@@ -31,6 +31,8 @@ constexpr i64 FEW_ELEMENTS = 32, FEWER_ELEMENTS = 8;
 constexpr i64 MOST_COLUMNS = 1 << 15, MOST_WIDTH = 1 << 14;
 // Lines of elements that are so short are copied together.
 constexpr i64 SHORT_LINE = 16;
+// Bytes that are fetched ahead of sums.
+constexpr i64 AHEAD = 8192;
 // Bytes of a result from which on it is written past the caches: with what reads it afterwards, a
 // smaller one takes longer so.
 constexpr i64 STREAMED = 1 << 24;
@@ -142,6 +144,7 @@ private:
 // What is found of a unit in one visit (float64: in two) of its elements: sums of distances from one
 // of them, which are 0 if all are equal. It is less than n - 1 deviations from the mean, for which
 // float64 has room beside float32. Of float64, distances from the mean correct what rounding left.
+// Sums of 16-bit numbers are in float32 first, and again in float64 if that had no room.
 struct Moments {
     double first, centre, low, variance;
     bool done;
@@ -152,15 +155,16 @@ struct Moments {
         done = false;
     }
 
-    // After visit number 0 and so on. Infinite sums are computed again of smaller numbers.
-    void visited(int visit, bool wide, double count, double sum, double squares) {
+    // After visit number 0 and so on. Infinite sums of float64 are computed again of smaller numbers.
+    void visited(int visit, i64 item, double count, double sum, double squares) {
         const double rest = sum / count;
-        if (wide && visit % 2 == 0) {
+        if (item == 8 && visit % 2 == 0) {
             centre += rest;
             return;
         }
         low = rest;
         variance = squares / count - rest * rest;
+        if (item == 2 && visit == 0 && !had_room(rest, variance)) return;
         if (visit == 1 && !(variance - variance == 0)) {
             centre = first * SMALL;
             return;
@@ -177,9 +181,9 @@ struct Moments {
 
 // Mean in two pieces: rounded to one number it is off by half a unit of its last place, which may be
 // large compared with x - mean.
-void split(double centre, double low, float* high, float* rest) {
+void split(double centre, double low, float* high, double* rest) {
     *high = static_cast<float>(centre + low);
-    *rest = static_cast<float>(centre - static_cast<double>(*high) + low);
+    *rest = centre - static_cast<double>(*high) + low;
 }
 
 void split(double centre, double low, double* high, double* rest) {
@@ -407,7 +411,7 @@ public:
 
 protected:
     // Numbers of each column, as the kernels name them.
-    enum { HIGH, LOW, MEAN = HIGH, INV_STD = LOW, OUTER, SCALE, OF_PRODUCT, OF_W, NUMBERS };
+    enum { MEAN, OFFSET, INV_STD = OFFSET, OUTER, SCALE, OF_PRODUCT, OF_W, NUMBERS };
 
     // `most` columns, of which `summed` of `across` have sums; each `slots`, which are added up.
     Unit(Shared<A>& shared, i64 most, i64 across, i64 summed, i64 slots, i64 pieces, i64 room)
@@ -433,6 +437,7 @@ protected:
     double* sums(int which) { return sums_.data() + which * slots * most; }
     const double* centre() const { return centre_.data(); }
     double factor() const { return visit_ < 2 ? 1 : SMALL; }
+    bool wide() const { return visit_ > 0; }
     A* at(int which) { return numbers_.data() + which * most; }
 
     double element_of(char* row, i64 from) const {
@@ -484,22 +489,27 @@ private:
     void use(
         i64 from, i64 count, const double* centres, const double* rests, const double* inv_stds
     ) {
-        A highs[STATISTICS], lows[STATISTICS];
-        A *high = at(HIGH), *low = at(LOW), *outer = at(OUTER), *inner = at(SCALE);
+        A highs[STATISTICS];
+        double lows[STATISTICS];
+        A *mean = at(MEAN), *outer = at(OUTER), *inner = at(SCALE);
         const A* scale = shared.scale.data() + first;
         if (shared.call.writes == Writes::NORMALISED) {
+            A* offset = at(OFFSET);
+            const A* bias = shared.bias.data() + first;
             for (i64 k = 0; k < count; ++k) split(centres[k], rests[k], &highs[k], &lows[k]);
             each_column(from, count, [&](i64 j, i64 k) {
-                high[j] = highs[k];
-                low[j] = lows[k];
-                outer[j] = static_cast<A>(inv_stds[k] * scale[j]);
+                const double factor = inv_stds[k] * scale[j], lost = lows[k] * factor;
+                mean[j] = highs[k];
+                outer[j] = static_cast<A>(factor);
+                offset[j] = lost - lost == 0 ? static_cast<A>(bias[j] - lost) : bias[j];
             });
             return;
         }
+        A* inv_std = at(INV_STD);
         const bool before = shared.call.groups;
         each_column(from, count, [&](i64 j, i64 k) {
-            high[j] = static_cast<A>(centres[k]);
-            low[j] = static_cast<A>(inv_stds[k]);
+            mean[j] = static_cast<A>(centres[k]);
+            inv_std[j] = static_cast<A>(inv_stds[k]);
             outer[j] = static_cast<A>(before ? inv_stds[k] : inv_stds[k] * scale[j]);
             inner[j] = before ? scale[j] : 1;
         });
@@ -521,7 +531,7 @@ private:
     bool visited(i64 k, double sum, double squares) {
         Moments& moments = moments_[k];
         if (moments.done) return true;
-        moments.visited(visit_, sizeof(A) == 8, shared.count, sum, squares);
+        moments.visited(visit_, shared.item, shared.count, sum, squares);
         if (!moments.done) fill_centre(k);
         return moments.done;
     }
@@ -590,14 +600,15 @@ public:
             const i64 lines = gapless ? 1 : one ? at.channels : at.lines;
             this->shared.kernels.deviations(
                 one ? Lines{x.data, x.channel, 0} : x, lines, one ? 1 : at.channels,
-                gapless ? at.channels * at.count : at.count, this->factor(), centre, first, second
+                gapless ? at.channels * at.count : at.count, this->factor(), centre, this->wide(),
+                first, second, ahead_of(x, at)
             );
             return;
         }
         const Lines dy = input(this->shared.dy, at, scratch + this->room, false);
         this->shared.kernels.products(
             dy, x, at.lines, at.channels, at.count, number(this->MEAN, at),
-            number(this->INV_STD, at), first, second
+            number(this->INV_STD, at), first, second, {ahead_of(x, at), ahead_of(dy, at)}
         );
     }
 
@@ -617,9 +628,9 @@ public:
             && gapless(dy, at) && gapless(out, at);
         if (call.writes == Writes::NORMALISED)
             kernels.normalise(
-                x, at.lines, at.channels, at.count, number(this->HIGH, at), number(this->LOW, at),
-                number(this->OUTER, at), this->shared.bias.data() + this->first + at.channel, out,
-                streamed
+                x, at.lines, at.channels, at.count, number(this->MEAN, at),
+                number(this->OUTER, at), number(this->OFFSET, at), out, streamed,
+                to_next_row(x, out, at)
             );
         else if (call.writes == Writes::MULTIPLIED)
             kernels.multiply(
@@ -629,7 +640,8 @@ public:
             kernels.differentiate(
                 dy, x, at.lines, at.channels, at.count, number(this->MEAN, at),
                 number(this->INV_STD, at), number(this->SCALE, at), number(this->OF_PRODUCT, at),
-                number(this->OF_W, at), number(this->OUTER, at), out, streamed
+                number(this->OF_W, at), number(this->OUTER, at), out, streamed,
+                to_next_row(x, out, at)
             );
         if (!found.data)
             each_run(this->shared.out, at, [&](i64 k, i64 count, const Axes& axes) {
@@ -644,6 +656,28 @@ private:
     struct Piece {
         i64 slot, channel, channels, lines, count, from;  // from which element of each channel
     };
+
+    // What is fetched while sums are taken: the next row of the same channels, if others lie between,
+    // which a processor does not foresee; of a small group its result, which is written after that, but
+    // for 16 bits, where it is not worth it; or what a gradient reads next anyway.
+    i64 ahead_of(const Lines& own, const Piece& at) const {
+        const i64 bytes = at.channels * at.count * this->shared.item;
+        if (own.channel > 0 && own.stride > bytes) return own.stride;
+        const bool small = this->shared.call.groups && this->pieces == 1 && this->shared.item > 2;
+        if (small && this->shared.out.data && !this->shared.streamed) {
+            const Lines out = direct(this->shared.out, at);
+            return out.data ? out.data - own.data : 0;
+        }
+        return this->shared.call.reads == Reads::PRODUCTS ? AHEAD : 0;
+    }
+
+    // And while it is written: where the next row of a result will be, if its channels are few.
+    i64 to_next_row(const Lines& x, const Lines& out, const Piece& at) const {
+        const bool few = this->shared.call.reads != Reads::NOTHING;
+        const bool apart = few && out.stride > at.channels * at.count * this->shared.item;
+        const bool alike = x.stride == out.stride && x.channel == out.channel;
+        return apart && alike && !this->shared.streamed ? out.data - x.data + out.stride : 0;
+    }
 
     Apart(Shared<A>& shared, i64 line, i64 channels)
         : Apart(
@@ -919,8 +953,8 @@ private:
         const Lines out = found.data ? found : in_room(scratch + 2 * this->room, part);
         if (call.writes == Writes::NORMALISED)
             kernels.normalise_rows(
-                x, count, part.columns, number(this->HIGH, part), number(this->LOW, part),
-                number(this->OUTER, part), this->shared.bias.data() + this->first + part.column, out
+                x, count, part.columns, number(this->MEAN, part), number(this->OUTER, part),
+                number(this->OFFSET, part), out
             );
         else if (call.writes == Writes::MULTIPLIED)
             kernels.multiply_rows(dy, count, part.columns, number(this->OUTER, part), out);

@@ -64,10 +64,12 @@ template <typename A, typename F> INLINE void add_columns(
     typedef Totals<A> T;
     typedef typename T::V V;
     i64 at = from;
-    for (; at + LANES<A> <= stop; at += LANES<A>)
+    for (; at + LANES<A> <= stop; at += LANES<A>) {
+        terms.fetch(at, LANES<A>);
 #pragma GCC unroll 8
         for (int v = 0; v < T::count; ++v)
             terms(at + v * T::length, one.vectors[v], two.vectors[v]);
+    }
     if (at + T::tail <= stop) {
 #pragma GCC unroll 4
         for (int v = 0; v < T::half; ++v)
@@ -96,11 +98,20 @@ template <typename A, typename F> INLINE void add_columns(
     }
 }
 
-// Two sums of each channel: add(row, channel, from, stop) returns what adds the terms of a column in
-// that range, or of as many as a vector has, to two totals. A lane of a total has so few terms that
-// equal ones round alike.
+// What adds the terms of a column, or of as many as a vector has, to two totals; and what asks for
+// memory that is needed next.
+template <typename F, typename G> struct Terms {
+    F add;
+    G fetch;
+
+    template <typename V> INLINE void operator()(i64 j, V& one, V& two) const { add(j, one, two); }
+};
+template <typename F, typename G> Terms(F, G) -> Terms<F, G>;
+
+// Two sums of each channel: of(row, channel) returns the terms of a line. A lane of a total has so few
+// that equal ones round alike.
 template <typename A, int TERMS, typename F> INLINE void sum_lines(
-    i64 rows, i64 channels, i64 count, double* first, double* second, F add
+    i64 rows, i64 channels, i64 count, double* first, double* second, F of
 ) {
     typedef Totals<A> T;
     constexpr i64 most = TERMS * LANES<A>;
@@ -108,7 +119,7 @@ template <typename A, int TERMS, typename F> INLINE void sum_lines(
     if (rows == 1 && count <= most) {  // totals stay in registers
         for (i64 c = 0; c < channels; ++c) {
             T one = {}, two = {};
-            add_columns(0, count, one, two, add(0, c, 0, count));
+            add_columns(0, count, one, two, of(0, c));
             first[c] += one.sum();
             second[c] += two.sum();
         }
@@ -137,7 +148,7 @@ template <typename A, int TERMS, typename F> INLINE void sum_lines(
                 held += stop - from;
                 for (i64 c = begin; c < end; ++c) {
                     T one = totals[c - begin][0], two = totals[c - begin][1];
-                    add_columns(from, stop, one, two, add(row, c, from, stop));
+                    add_columns(from, stop, one, two, of(row, c));
                     totals[c - begin][0] = one;
                     totals[c - begin][1] = two;
                 }
@@ -147,16 +158,11 @@ template <typename A, int TERMS, typename F> INLINE void sum_lines(
     }
 }
 
-// Processors fetch ahead within a page: so much further on, or in the next row.
-constexpr i64 AHEAD = 8192;
-template <typename T> INLINE void fetch(const Element<T>* from, i64 count, i64 ahead = AHEAD) {
+// Asks for what lies so many bytes from these elements: a little at a time, or a processor waits.
+template <typename T> INLINE void fetch(const Element<T>* from, i64 count, i64 ahead) {
     const char* data = reinterpret_cast<const char*>(from) + ahead;
+#pragma GCC unroll 4
     for (i64 k = 0; k < count * i64{sizeof(T)}; k += 64) __builtin_prefetch(data + k);
-}
-
-// To the same channels of the next row, if others lie between.
-INLINE i64 to_next_row(Lines lines, i64 channels) {
-    return lines.channel > 0 && lines.stride > channels * lines.channel ? lines.stride : AHEAD;
 }
 
 // Writes of(channel)(j, V) to column j of each channel of a row.
@@ -172,40 +178,55 @@ template <typename T, typename A, typename F> INLINE void write_row(
     for (i64 c = 0; c < channels; ++c) write_columns<A>(count, line<T>(to, row, c), of(c));
 }
 
-template <typename T, typename A> void deviations(
+// Sums in S.
+template <typename S, int TERMS, typename T> INLINE void deviations_in(
     Lines x, i64 rows, i64 channels, i64 count, double factor, const double* centre,
-    double* first, double* second
+    double* first, double* second, i64 ahead
 ) {
-    constexpr int TERMS = sizeof(A) == 8 ? 16 : 64;
-    sum_lines<double, TERMS>(rows, channels, count, first, second, [=](i64 row, i64 channel, i64 from, i64 stop) {
+    sum_lines<S, TERMS>(rows, channels, count, first, second, [=](i64 row, i64 channel) INLINED {
         const Element<T>* own = line<T>(x, row, channel);
-        fetch(own + from, stop - from);
-        const double middle = centre[channel];
-        return [=](i64 j, auto& one, auto& two) __attribute__((always_inline)) {
+        const S middle = static_cast<S>(centre[channel]);
+        const auto add = [=](i64 j, auto& one, auto& two) INLINED {
             auto deviation = read<Plain<decltype(one)>>(own + j);
-            if (sizeof(A) == 8) deviation *= factor;
+            if constexpr (sizeof(T) == 8) deviation *= factor;
             deviation -= middle;
             one += deviation;
             two += deviation * deviation;
         };
+        return Terms{add, [=](i64 j, i64 columns) INLINED { fetch(own + j, columns, ahead); }};
     });
+}
+
+template <typename T, typename A> void deviations(
+    Lines x, i64 rows, i64 channels, i64 count, double factor, const double* centre, bool wide,
+    double* first, double* second, i64 ahead
+) {
+    if constexpr (sizeof(T) == 2)
+        if (!wide)
+            return deviations_in<float, 16, T>(
+                x, rows, channels, count, factor, centre, first, second, ahead
+            );
+    constexpr int TERMS = sizeof(A) == 8 ? 16 : 64;
+    deviations_in<double, TERMS, T>(x, rows, channels, count, factor, centre, first, second, ahead);
 }
 
 template <typename T, typename A> void products(
     Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
-    double* first, double* second
+    double* first, double* second, Ahead ahead
 ) {
-    sum_lines<A, 16>(rows, channels, count, first, second, [=](i64 row, i64 channel, i64 from, i64 stop) {
+    sum_lines<A, 16>(rows, channels, count, first, second, [=](i64 row, i64 channel) INLINED {
         const Element<T> *gradient = line<T>(dy, row, channel), *own = line<T>(x, row, channel);
-        fetch(gradient + from, stop - from, to_next_row(dy, channels));
-        fetch(own + from, stop - from, to_next_row(x, channels));
         const A middle = mean[channel], factor = inv_std[channel];
-        return [=](i64 j, auto& one, auto& two) __attribute__((always_inline)) {
+        const auto add = [=](i64 j, auto& one, auto& two) INLINED {
             typedef Plain<decltype(one)> V;
             const V g = read<V>(gradient + j);
             one += g * ((read<V>(own + j) - middle) * factor);
             two += g;
         };
+        return Terms{add, [=](i64 j, i64 columns) INLINED {
+            fetch(gradient + j, columns, ahead.dy);
+            fetch(own + j, columns, ahead.x);
+        }};
     });
 }
 
@@ -215,23 +236,34 @@ template <typename V, typename N> INLINE V derivative(
     return (dy * scale - ((x - mean) * inv_std * of_product + of_w)) * outer;
 }
 
-template <typename T, typename A> void normalise(
-    Lines x, i64 rows, i64 channels, i64 count, const A* high, const A* low, const A* factor,
-    const A* bias, Lines y, bool streamed
+template <bool FETCHES, typename T, typename A> INLINE void normalise_lines(
+    Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* factor, const A* offset,
+    Lines y, bool streamed, i64 ahead
 ) {
     for (i64 r = 0; r < rows; ++r)
         write_row<T, A>(y, r, channels, count, streamed, [=](i64 c) INLINED {
             const Element<T>* own = line<T>(x, r, c);
-            const A high_ = high[c], low_ = low[c], factor_ = factor[c], bias_ = bias[c];
+            const A mean_ = mean[c], factor_ = factor[c], offset_ = offset[c];
             return [=](i64 j, auto kind) INLINED {
-                return (read<decltype(kind)>(own + j) - high_ - low_) * factor_ + bias_;
+                typedef decltype(kind) V;
+                if constexpr (FETCHES && sizeof(V) > sizeof(A)) fetch(own + j, LENGTH<V>, ahead);
+                return (read<V>(own + j) - mean_) * factor_ + offset_;
             };
         });
 }
 
-template <typename T, typename A> void differentiate(
+template <typename T, typename A> void normalise(
+    Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* factor, const A* offset,
+    Lines y, bool streamed, i64 ahead
+) {
+    const auto run = ahead ? normalise_lines<true, T, A> : normalise_lines<false, T, A>;
+    run(x, rows, channels, count, mean, factor, offset, y, streamed, ahead);
+}
+
+template <bool FETCHES, typename T, typename A> INLINE void differentiate_lines(
     Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
-    const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed
+    const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed,
+    i64 ahead
 ) {
     for (i64 r = 0; r < rows; ++r)
         write_row<T, A>(dx, r, channels, count, streamed, [=](i64 c) INLINED {
@@ -240,12 +272,22 @@ template <typename T, typename A> void differentiate(
             const A of_product_ = of_product[c], of_w_ = of_w[c], outer_ = outer[c];
             return [=](i64 j, auto kind) INLINED {
                 typedef decltype(kind) V;
+                if constexpr (FETCHES && sizeof(V) > sizeof(A)) fetch(own + j, LENGTH<V>, ahead);
                 return derivative(
                     read<V>(gradient + j), read<V>(own + j), mean_, inv_std_, scale_, of_product_,
                     of_w_, outer_
                 );
             };
         });
+}
+
+template <typename T, typename A> void differentiate(
+    Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
+    const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed,
+    i64 ahead
+) {
+    const auto run = ahead ? differentiate_lines<true, T, A> : differentiate_lines<false, T, A>;
+    run(dy, x, rows, channels, count, mean, inv_std, scale, of_product, of_w, outer, dx, streamed, ahead);
 }
 
 template <typename T, typename A> void multiply(
@@ -300,15 +342,13 @@ template <typename T, typename A> void products_of_rows(
 }
 
 template <typename T, typename A> void normalise_rows(
-    Lines x, i64 rows, i64 count, const A* high, const A* low, const A* factor, const A* bias,
-    Lines y
+    Lines x, i64 rows, i64 count, const A* mean, const A* factor, const A* offset, Lines y
 ) {
     for (i64 r = 0; r < rows; ++r) {
         const Element<T>* row = line<T>(x, r);
         write_columns<A>(count, line<T>(y, r), [=](i64 j, auto kind) INLINED {
             typedef decltype(kind) V;
-            const V distance = read<V>(row + j) - at<V>(high + j) - at<V>(low + j);
-            return distance * at<V>(factor + j) + at<V>(bias + j);
+            return (read<V>(row + j) - at<V>(mean + j)) * at<V>(factor + j) + at<V>(offset + j);
         });
     }
 }

@@ -14,32 +14,38 @@ struct Lines {
     i64 stride, channel;
 };
 
+// Bytes from an element of x, and of dy, to what is fetched while these are read.
+struct Ahead {
+    i64 x, dy;
+};
+
 // Loops over elements of one dtype, in A, that of the computation. Numbers are one of each channel;
 // an output may be an input, unless it is streamed: past the caches, from and to channels that lie
-// side by side.
+// side by side. Sums of deviations are in float64, those of 16-bit numbers only if they are to be wide.
 //
 //   deviations     sums of d and of d^2, with d = x * factor - centre
 //   products       sums of dy * xhat and of dy, with xhat = (x - mean) * inv_std
-//   normalise      y = (x - high - low) * factor + bias
+//   normalise      y = (x - mean) * factor + offset
 //   differentiate  dx = (dy * scale - (xhat * of_product + of_w)) * outer
 //   multiply       dx = dy * outer
 template <typename A> struct ChannelKernels {
     // Lines of `count` elements of each channel; sums are written.
     void (*deviations)(
-        Lines x, i64 lines, i64 channels, i64 count, double factor, const double* centre,
-        double* first, double* second
+        Lines x, i64 lines, i64 channels, i64 count, double factor, const double* centre, bool wide,
+        double* first, double* second, i64 ahead
     );
     void (*products)(
         Lines dy, Lines x, i64 lines, i64 channels, i64 count, const A* mean, const A* inv_std,
-        double* first, double* second
+        double* first, double* second, Ahead ahead
     );
     void (*normalise)(
-        Lines x, i64 lines, i64 channels, i64 count, const A* high, const A* low, const A* factor,
-        const A* bias, Lines y, bool streamed
+        Lines x, i64 lines, i64 channels, i64 count, const A* mean, const A* factor,
+        const A* offset, Lines y, bool streamed, i64 ahead
     );
     void (*differentiate)(
         Lines dy, Lines x, i64 lines, i64 channels, i64 count, const A* mean, const A* inv_std,
-        const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed
+        const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed,
+        i64 ahead
     );
     void (*multiply)(
         Lines dy, i64 lines, i64 channels, i64 count, const A* outer, Lines dx, bool streamed
@@ -56,8 +62,7 @@ template <typename A> struct ChannelKernels {
         double* second
     );
     void (*normalise_rows)(
-        Lines x, i64 rows, i64 channels, const A* high, const A* low, const A* factor,
-        const A* bias, Lines y
+        Lines x, i64 rows, i64 channels, const A* mean, const A* factor, const A* offset, Lines y
     );
     void (*differentiate_rows)(
         Lines dy, Lines x, i64 rows, i64 channels, const A* mean, const A* inv_std,

@@ -55,9 +55,10 @@ template <typename F, typename U> INLINE F widen_f16(U bits) {
     return bits_of<F>(bits_of<U>(value) | (bits & 0x8000) << 16);
 }
 
+// The upper half of the bits is the result.
 template <typename F, typename U> INLINE U narrow_to_bf16(F x) {
     const U bits = bits_of<U>(x), rounded = bits + 0x7fff + ((bits >> 16) & 1);
-    return (x != x ? bits | 0x400000 : rounded) >> 16;
+    return x != x ? bits | 0x400000 : rounded;
 }
 
 template <typename F, typename U> INLINE U narrow_to_f16(F x) {
@@ -72,11 +73,17 @@ template <typename F, typename U> INLINE U narrow_to_f16(F x) {
 
 INLINE float widen(f16 x) { return widen_f16<float, uint32_t>(x.bits); }
 
+// Whether float32 had room for sums of distances and of their squares: a mean distance of few
+// deviations, and a variance of middling size.
+INLINE bool had_room(double distance, double variance) {
+    return 0x1p-80 < variance && variance < 0x1p100 && distance * distance < 4 * variance;
+}
+
 INLINE void narrow(float x, float& to) { to = x; }
 INLINE void narrow(double x, double& to) { to = x; }
 
 INLINE void narrow(float x, bf16& to) {
-    to.bits = static_cast<uint16_t>(narrow_to_bf16<float, uint32_t>(x));
+    to.bits = static_cast<uint16_t>(narrow_to_bf16<float, uint32_t>(x) >> 16);
 }
 INLINE void narrow(float x, f16& to) {
     to.bits = static_cast<uint16_t>(narrow_to_f16<float, uint32_t>(x));

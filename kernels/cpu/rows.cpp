@@ -192,9 +192,9 @@ template <typename A> void add(const Forward& call, i64 row, char* scratch) {
     });
 }
 
-// Means over a row of x - centre and of its square; without a centre, of the square alone.
-template <typename A, bool CENTRED> INLINE Sums means_of(
-    const Forward& call, const Array* array, i64 row, double centre, char* scratch
+// Means over a row of x - centre and of its square, by sums in S; without a centre, of the square alone.
+template <typename S, typename A, bool CENTRED> INLINE Sums means_of(
+    const Forward& call, const Array* array, i64 row, S centre, char* scratch
 ) {
     Sums sums = {0, 0};
     for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
@@ -205,7 +205,7 @@ template <typename A, bool CENTRED> INLINE Sums means_of(
             if (CENTRED) first += value;
             second += value * value;
         };
-        const Sums found = sums_over<double>(window.count, add);
+        const Sums found = sums_over<S>(window.count, add);
         sums.first += found.first;
         sums.second += found.second;
     });
@@ -223,10 +223,19 @@ template <typename A, bool CENTRED> void forward_of(
         // leaves of their squares is nothing for float32, unless a row is very long.
         double centre = Window<A>(call, 0, scratch).input(array, row, 0)->value;
         if (!CENTRED) centre = 0;
-        Sums means = means_of<A, CENTRED>(call, array, row, centre, scratch);
-        if (CENTRED && (sizeof(A) == sizeof(double) || call.window < call.width)) {
+        const bool is_long = call.window < call.width;
+        bool known = false;
+        Sums means;
+        if constexpr (sizeof(A) == sizeof(float))
+            if (call.dtype < F32 && !is_long) {
+                const float first = static_cast<float>(centre);
+                means = means_of<float, A, CENTRED>(call, array, row, first, scratch);
+                known = had_room(means.first, means.second - means.first * means.first);
+            }
+        if (!known) means = means_of<double, A, CENTRED>(call, array, row, centre, scratch);
+        if (CENTRED && (sizeof(A) == sizeof(double) || is_long)) {
             centre += means.first;
-            means = means_of<A, CENTRED>(call, array, row, centre, scratch);
+            means = means_of<double, A, CENTRED>(call, array, row, centre, scratch);
         }
         const double variance = means.second - means.first * means.first;
         const double factor = 1 / __builtin_sqrt((variance < 0 ? 0 : variance) + call.eps);

@@ -13,6 +13,13 @@
 #define VECTOR_BYTES 16
 #endif
 
+// Of 16-bit numbers; a shift and a conversion are three instructions.
+#if defined(__AVX512BW__) && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define ONE_SHUFFLE
+#endif
+#endif
+
 namespace ISA {
 
 // A sum has so many totals, whatever a vector holds.
@@ -73,7 +80,15 @@ template <int COUNT> struct Halves {
         return widen_f16<Floats>(converted<Bits>(from));
     }
     static INLINE Stored narrowed(Floats from, bf16) {
-        return __builtin_convertvector(narrow_to_bf16<Floats, Bits>(from), Stored);
+        return upper_halves(narrow_to_bf16<Floats, Bits>(from), typename UpTo<COUNT>::type());
+    }
+    template <int... I> static INLINE Stored upper_halves(Bits from, Indices<I...>) {
+#ifdef ONE_SHUFFLE
+        const auto halves = bits_of<typename VectorOf<uint16_t, 2 * COUNT>::type>(from);
+        return __builtin_shufflevector(halves, halves, 2 * I + 1 ...);
+#else
+        return __builtin_convertvector(from >> 16, Stored);
+#endif
     }
     static INLINE Stored narrowed(Floats from, f16) {
 #if CONVERTS_F16

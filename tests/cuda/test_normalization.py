@@ -548,7 +548,7 @@ def test_channels_last_arrays_are_read_where_they_are():
 @pytest.mark.parametrize("shape", [(16, 1024), (64, 1024), (3, 16384)], ids=str)
 def test_rows_are_read_once(shape):
     """The traffic is dy, x and dx, and little else."""
-    device = Emulated(multiprocessors=1)
+    device = Emulated(multiprocessors=1, clusters=False)
     p = make(shape, LAYER_TYPES[0])
     device.device.total_traffic.by_array.clear()
     device.layer_norm_grad(p)
@@ -573,7 +573,8 @@ def test_scale_of_long_rows_is_read_once_if_shared_memory_has_room(width, data, 
     results = []
     for shared, times in ((roomy, 1), (short, 6)):
         if shared:
-            device = Emulated(multiprocessors=1, max_shared_memory=shared << 10)
+            room = {"max_shared_memory": shared << 10, "clusters": False}
+            device = Emulated(multiprocessors=1, **room)
             results.append([np.array(out) for out in device.layer_norm_grad(p)])
             moved = device.device.total_traffic.by_array
             blocks = moved["layer_norm_grad", "partials"][1] // (2 * width * p.inv_std.itemsize)

@@ -74,11 +74,24 @@ def test_constants_at_the_top_of_the_range(backend, name, norm):
 @NORMS
 @LAST
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("exponent", [-30, 30])
+@pytest.mark.parametrize("exponent", [-30, -21, 30])
 def test_squares_outside_float32(backend, name, exponent, last, norm):
     p = norm.make((4, 6, 70), of(name), eps=0.0)
     p = channels_last(p) if last else p
     p.x = (p.x.astype(np.float64) * 10.0**exponent).astype(DTYPES[name])
+    p.check_forward(backend, *norm.forward(backend, p))
+
+
+@pytest.mark.guarantee("No cancellation")
+@NORMS
+@LAST
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_a_first_element_far_from_the_others(backend, name, last, norm):
+    """Distances from it are thousands of times the squares of what the others are apart."""
+    p = norm.make((2, 6, 3000), of(name))
+    p.x[0, :, 0] = 1e4
+    p = channels_last(p) if last else p
+    p.__post_init__()
     p.check_forward(backend, *norm.forward(backend, p))
 
 
