@@ -14,7 +14,7 @@ struct Lines {
     i64 stride, channel;
 };
 
-// Bytes from an element of x, and of dy, to what is fetched while these are read.
+// Bytes from an element of x, and of dy, to what is fetched while these are read; 0 is no use, and cheap.
 struct Ahead {
     i64 x, dy;
 };

@@ -87,7 +87,7 @@ def test_squares_outside_float32(backend, name, exponent, last, norm):
 @LAST
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_a_first_element_far_from_the_others(backend, name, last, norm):
-    """Distances from it are thousands of times the squares of what the others are apart."""
+    """Squares of distances from it are thousands of times their variance."""
     p = norm.make((2, 6, 3000), of(name))
     p.x[0, :, 0] = 1e4
     p = channels_last(p) if last else p

@@ -370,9 +370,19 @@ def test_statistics_may_be_views(backend):
     assert_all_same_bits(norm(backend, p, "layer_norm_grad"), expected, backend)
 
 
+@pytest.mark.guarantee("No cancellation")
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_a_first_element_far_from_the_others(backend, name):
+    """Squares of distances from it are thousands of times their variance."""
+    p = make((3, 3000), (name, "float64" if name == "float64" else "float32", name))
+    p.x[:, 0] = 1e4
+    p.__post_init__()
+    p.check_forward(backend, *norm(backend, p, "layer_norm"))
+
+
 @pytest.mark.guarantee("Any magnitude")
 @pytest.mark.parametrize("name", sorted(DTYPES))
-@pytest.mark.parametrize("exponent", [-30, 30])
+@pytest.mark.parametrize("exponent", [-30, -21, 30])
 @pytest.mark.parametrize("mean", [0, 1e4])
 def test_squares_outside_float32(backend, name, exponent, mean):
     """Variances that over- or underflow float32 although no element of x does."""

@@ -141,6 +141,7 @@ class CupyDevice:
         capability = int(device.compute_capability)
         self.clusters: bool = capability >= 90
         driver, compiler = cupy.cuda.runtime.driverGetVersion(), cupy.cuda.nvrtc.getVersion()
+        # CUDA 12.1 has raised the limit, for Volta and later.
         much = capability >= 70 and driver >= 12010 and compiler >= (12, 1)
         self.parameter_bytes = 32764 if much else 4096
         # What `cupy.empty` calls, without the third of its time that goes into other options.
