@@ -82,7 +82,7 @@ __device__ __forceinline__ void sum_share_in_double(
             sums.of[0][k % OWN] += deviation;
             double& second = sums.of[1][k % OWN];
             if (sizeof(DATA_T) == 8 && about_first)
-                second += SHRUNK * deviation - SHRUNK * origin[k % OWN];
+                second += shrunk(deviation) - shrunk(origin[k % OWN]);
             else
                 second = fused(deviation, deviation, second);
         }
@@ -132,8 +132,8 @@ __device__ __forceinline__ void sum_columns(
                 const double first = exactly(about[k]), distances = sums.of[0][k];
                 sums.of[0][k] = fused(count, first, distances);
                 if (!origins || !held) continue;
-                const double apart = SHRUNK * first - SHRUNK * origin[k];
-                sums.of[1][k] = fused(count, apart, SHRUNK * distances);
+                const double apart = shrunk(first) - shrunk(origin[k]);
+                sums.of[1][k] = fused(count, apart, shrunk(distances));
             }
         }
         write_sums(sums.of, column, of.columns(), of.run(), partials, tile);

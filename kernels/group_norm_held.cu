@@ -62,7 +62,7 @@ __device__ __forceinline__ Pair<double> share_in_double(const DATA_T* held, int 
 }
 
 // An element as it is first summed up.
-__device__ __forceinline__ A shrunk(DATA_T x) {
+__device__ __forceinline__ A addend_of(DATA_T x) {
     return sizeof(DATA_T) == 8 ? widen(x) * A{SHRUNK} : widen(x);
 }
 
@@ -78,7 +78,7 @@ __device__ __forceinline__ double hold_share(const DATA_T* x, DATA_T* held, int 
             A own;
 #pragma unroll
             for (int k = 0; k < VEC; ++k) {
-                const A distance = shrunk(read.at[b].at(k)) - shrunk(origin);
+                const A distance = addend_of(read.at[b].at(k)) - addend_of(origin);
                 own = k ? own + distance : distance;
             }
             part += own;

@@ -34,10 +34,11 @@ __device__ __forceinline__ Part fetch_part(const Arrays& in, bool wanted, const 
 }
 
 // Packs loaded at once, and blocks that are resident: as many as there are registers for. A norm's output takes
-// a bias, or a division, beside scale.
+// a bias, or a division, beside scale; so do packs that are put together of smaller accesses.
 constexpr int EACH = 2 * words<Raw<DATA_T, VEC>>() + (1 + FROM_OUTPUT) * words<Raw<PARAM_T, VEC>>();
-constexpr int PACKS = needed(1) + AT_ONCE * EACH <= registers(256, 2) ? AT_ONCE : AT_ONCE / 2;
-constexpr int BLOCKS = needed(1) + PACKS * EACH <= registers(256, 3) ? 3 : 2;
+constexpr int OTHERS = needed(1) + (FROM_OUTPUT ? 8 : 0) + (PIECE < VEC ? 16 : 0);
+constexpr int PACKS = OTHERS + AT_ONCE * EACH <= registers(256, 2) ? AT_ONCE : AT_ONCE / 2;
+constexpr int BLOCKS = OTHERS + PACKS * EACH <= registers(256, 3) ? 3 : 2;
 
 // The thread's share of a row's sums: within a pack in the accumulation dtype, then in double.
 __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, i64 width) {

@@ -7,9 +7,12 @@
 // Times this, as many float64 elements as memory holds add up without overflow.
 #define SHRUNK 0x1p-64
 
+// Rounded by itself, as a compiler that may fuse it with a sum would not: it may be subnormal.
+__device__ __forceinline__ double shrunk(double x) { return product_of(SHRUNK, x); }
+
 // The mean of `count` elements from the sum of (x - origin) * SHRUNK.
 __device__ __forceinline__ double mean_about(double origin, double total, i64 count) {
-    const double mean = (SHRUNK * origin + total / count) / SHRUNK;
+    const double mean = product_of(shrunk(origin) + total / count, 1 / SHRUNK);
     return fabs(total) <= LARGEST ? fmin(fmax(mean, -LARGEST), LARGEST) : mean;
 }
 
