@@ -192,7 +192,7 @@ void gradient(
     const Memory scale_(scale, 0), bias_(bias, 0), dscale_(dscale, 0), dbias_(dbias, 0);
     const Gradient call = {
         rows_of(types, axis, dy_, scale_, scale_offset, bias_), from_output, centred, dy_, source_,
-        ds_, mean_, inv_std_, dx_, nullptr, false,
+        ds_, mean_, inv_std_, dx_, nullptr,
     };
     compute<Gradient, const Array*, const Array*>(
         run_gradient, setting_of(threads, axis, dy_), dy_, call, dscale_, dbias_

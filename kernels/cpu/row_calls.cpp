@@ -24,7 +24,7 @@ constexpr i64 WORTH_THREADS = 1 << 16, PIECE = 1 << 14, LARGEST = 1 << 20, PIECE
 constexpr i64 MOST_SHARES = 32, LEAST_SHARE = 1 << 14, SHARES_LENGTH = 1 << 18;
 // Rows whose terms are added up in the accumulation dtype: equal ones round the same way each time.
 constexpr i64 ROW_RUN = 16;
-// Bytes of a gradient, and of its rows, from which on it is written past the caches, which cannot hold
+// Bytes of a result, and of its rows, from which on it is written past the caches, which cannot hold
 // it for long. Rows of 512 bytes took twice as long so.
 constexpr i64 STREAMED = 1 << 24, STREAMED_ROW = 3 << 10;
 // Between questions whether to give up.
@@ -238,19 +238,23 @@ template <typename C> bool differentiate(
     return (!means || Pieces<C>(setting, call, find_means).run()) && shares.run();
 }
 
+// Whether a result is written past the caches: it is large, and not what it is made of.
+bool is_streamed(const Setting& setting, const Rows& call, const Array* result, const Array* source) {
+    const i64 row = call.width * (call.dtype == F64 ? 8 : 4);
+    return setting.rows * row >= STREAMED && row >= STREAMED_ROW && result->data != source->data;
+}
+
 }  // namespace
 
 bool run_forward(const Setting& setting, Forward call) {
+    call.streamed = is_streamed(setting, call, call.y, call.x);
     return Pieces<Forward>(setting, call, &RowKernels::forward).run();
 }
 
 bool run_gradient(
     const Setting& setting, Gradient call, const Array* dscale, const Array* dbias
 ) {
-    const i64 elements = setting.rows * call.width, item = call.dtype == F64 ? 8 : 4;
-    const char* dx = call.dx->data;
-    call.streamed = elements * item >= STREAMED && call.width * item >= STREAMED_ROW
-        && dx != call.dy->data && dx != call.source->data;
+    call.streamed = is_streamed(setting, call, call.dx, call.dy);
     return differentiate(
         setting, call, &RowKernels::means, &RowKernels::gradient, dscale, dbias
     );
@@ -267,5 +271,6 @@ bool run_gated_gradient(const Setting& setting, GatedGradient call, const Array*
 }
 
 bool run_inverse(const Setting& setting, Inverse call) {
+    call.streamed = is_streamed(setting, call, call.x, call.y);
     return Pieces<Inverse>(setting, call, &RowKernels::inverse).run();
 }

@@ -120,17 +120,23 @@ public:
             narrow_all<bf16, A>(data, array->columns, from_, count, value);
     }
 
-    // Where the columns of a row lie, if they can be written past the caches.
-    Element<A>* streamed(const Array* array, i64 row) const {
-        if (!STREAMS<A, A>) return nullptr;
+    // The same of value(j, V), past the caches if they can be.
+    template <typename F> INLINE void write(
+        const Array* array, i64 row, F value, StreamedRows<A>& past_caches
+    ) const {
         Element<A>* to = reinterpret_cast<Element<A>*>(row_of(*array, row)) + from_;
         const bool whole = reinterpret_cast<uintptr_t>(to) % sizeof(A) == 0;
-        return there(array) && whole && count >= VectorOf<A>::length ? to : nullptr;
+        if (STREAMS<A, A> && rows_.streamed && whole && there(array) && count >= VectorOf<A>::length)
+            past_caches.write_row(count, to, value);
+        else
+            write(array, row, value);
     }
 
-    // What `input` gave before, if no other window has the room now.
-    const Element<A>* again(const Array* array, i64 row, int room) const {
-        return !there(array) && count == rows_.width ? at(room) : input(array, row, room);
+    // What `read` gave before, if no other window has the room now.
+    template <typename T> INLINE const Element<T>* again(const Array* array, i64 row, int room) const {
+        if constexpr (std::is_same_v<T, A>)
+            if (!there(array) && count == rows_.width) return at(room);
+        return read<T>(array, row, room);
     }
 
     Element<A>* at(int room) const {
@@ -183,23 +189,33 @@ template <typename A, typename F> INLINE void for_windows(
         visit(Window<A>(rows, from, scratch));
 }
 
+// Asks for 16-bit columns of a later row: it takes a while to come.
+template <typename T> INLINE void fetch_ahead(const Element<T>* from, i64 j) {
+    if (sizeof(T) == 2) __builtin_prefetch(reinterpret_cast<const char*>(from + j) + AHEAD);
+}
+
 // Writes s = x + residual.
-template <typename A> void add(const Forward& call, i64 row, char* scratch) {
+template <typename A, typename T> void add(const Forward& call, i64 row, char* scratch) {
     for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
-        const Element<A>* x = window.input(call.x, row, 0);
-        const Element<A>* residual = window.input(call.residual, row, 1);
-        window.write(call.s, row, [=](i64 j) INLINED { return x[j].value + residual[j].value; });
+        const Element<T>* x = window.template read<T>(call.x, row, 0);
+        const Element<T>* residual = window.template read<T>(call.residual, row, 1);
+        window.write(call.s, row, [=](i64 j, auto kind) INLINED {
+            fetch_ahead(x, j);
+            fetch_ahead(residual, j);
+            return read<decltype(kind)>(x + j) + read<decltype(kind)>(residual + j);
+        });
     });
 }
 
 // Means over a row of x - centre and of its square, by sums in S; without a centre, of the square alone.
-template <typename S, typename A, bool CENTRED> INLINE Sums means_of(
+template <typename S, typename A, bool CENTRED, typename T> INLINE Sums means_of(
     const Forward& call, const Array* array, i64 row, S centre, char* scratch
 ) {
     Sums sums = {0, 0};
     for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
-        const Element<A>* x = window.again(array, row, 0);
+        const Element<T>* x = window.template again<T>(array, row, 0);
         const auto add = [=](i64 j, auto& first, auto& second) INLINED {
+            fetch_ahead(x, j);
             auto value = read<Plain<decltype(first)>>(x + j);
             if (CENTRED) value = value - centre;
             if (CENTRED) first += value;
@@ -213,15 +229,17 @@ template <typename S, typename A, bool CENTRED> INLINE Sums means_of(
     return {sums.first / count, sums.second / count};
 }
 
-template <typename A, bool CENTRED> void forward_of(
+// Of rows that are read as a dtype T.
+template <typename A, bool CENTRED, typename T> void forward_of(
     const Forward& call, i64 begin, i64 end, char* scratch
 ) {
     const Array* array = call.residual ? call.s : call.x;
+    StreamedRows<A> past_caches;
     for (i64 row = begin; row < end; ++row) {
-        if (call.residual) add<A>(call, row, scratch);
+        if (call.residual) add<A, T>(call, row, scratch);
         // Distances from the row's first element are 0 in a row of equal elements. What rounding
         // leaves of their squares is nothing for float32, unless a row is very long.
-        double centre = Window<A>(call, 0, scratch).input(array, row, 0)->value;
+        double centre = read<double>(Window<A>(call, 0, scratch).template read<T>(array, row, 0));
         if (!CENTRED) centre = 0;
         const bool is_long = call.window < call.width;
         bool known = false;
@@ -229,13 +247,13 @@ template <typename A, bool CENTRED> void forward_of(
         if constexpr (sizeof(A) == sizeof(float))
             if (call.dtype < F32 && !is_long) {
                 const float first = static_cast<float>(centre);
-                means = means_of<float, A, CENTRED>(call, array, row, first, scratch);
+                means = means_of<float, A, CENTRED, T>(call, array, row, first, scratch);
                 known = had_room(means.first, means.second - means.first * means.first);
             }
-        if (!known) means = means_of<double, A, CENTRED>(call, array, row, centre, scratch);
+        if (!known) means = means_of<double, A, CENTRED, T>(call, array, row, centre, scratch);
         if (CENTRED && (sizeof(A) == sizeof(double) || is_long)) {
             centre += means.first;
-            means = means_of<double, A, CENTRED>(call, array, row, centre, scratch);
+            means = means_of<double, A, CENTRED, T>(call, array, row, centre, scratch);
         }
         const double variance = means.second - means.first * means.first;
         const double factor = 1 / __builtin_sqrt((variance < 0 ? 0 : variance) + call.eps);
@@ -247,18 +265,38 @@ template <typename A, bool CENTRED> void forward_of(
         split(centre, means.first, high, low);
         const A inv_std = static_cast<A>(factor);
         for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
-            const Element<A>*x = window.again(array, row, 0), *scale = window.scale;
-            const Element<A>* bias = window.bias;
-            window.write(call.y, row, [=](i64 j) INLINED {
-                const A distance = CENTRED ? x[j].value - high - low : x[j].value;
-                return distance * inv_std * scale[j].value + bias[j].value;
-            });
+            const Element<T>* x = window.template again<T>(array, row, 0);
+            const Element<A>*scale = window.scale, *bias = window.bias;
+            const auto value = [=](i64 j, auto kind) INLINED {
+                typedef decltype(kind) V;
+                const V own = read<V>(x + j), distance = CENTRED ? own - high - low : own;
+                return distance * inv_std * read<V>(scale + j) + read<V>(bias + j);
+            };
+            window.write(call.y, row, value, past_caches);
         });
     }
 }
 
+// Whether rows of 16 bits can be read where they lie.
+template <typename A> INLINE bool are_halves(Dtype dtype, const Array* one, const Array* two) {
+    const i64 item = sizeof(uint16_t);
+    return sizeof(A) == sizeof(float) && dtype < F32 && has_no_gaps(one->columns, item)
+        && (!two || has_no_gaps(two->columns, item));
+}
+
+template <typename A, bool CENTRED> void forward_from(
+    const Forward& call, i64 begin, i64 end, char* scratch
+) {
+    auto run = forward_of<A, CENTRED, A>;
+    if constexpr (sizeof(A) == sizeof(float))
+        if (are_halves<A>(call.dtype, call.x, call.residual)
+            && (!call.residual || are_halves<A>(call.dtype, call.s, nullptr)))
+            run = call.dtype == F16 ? forward_of<A, CENTRED, f16> : forward_of<A, CENTRED, bf16>;
+    run(call, begin, end, scratch);
+}
+
 template <typename A> void forward(const Forward& call, i64 begin, i64 end, char* scratch) {
-    const auto run = call.mean ? forward_of<A, true> : forward_of<A, false>;
+    const auto run = call.mean ? forward_from<A, true> : forward_from<A, false>;
     run(call, begin, end, scratch);
 }
 
@@ -287,11 +325,6 @@ template <typename A, Kind KIND, typename T = A> struct GradientRow {
     const Element<A> *scale, *bias;
     A mean, inv_std;
 };
-
-// Asks for 16-bit columns of a later row: it takes a while to come.
-template <typename T> INLINE void fetch_ahead(const Element<T>* from, i64 j) {
-    if (sizeof(T) == 2) __builtin_prefetch(reinterpret_cast<const char*>(from + j) + AHEAD);
-}
 
 // Sums over columns of w and of w * xhat. Adds to sums over rows of dy * xhat and of dy, if given.
 template <bool ADDS, typename A, Kind KIND, typename T> INLINE Sums sums_of(
@@ -353,10 +386,8 @@ template <typename A, Kind KIND, typename T> void gradient_of(
             window.write(call.dx, row, [=](i64 j, auto kind) INLINED {
                 return value(j, kind) + read<decltype(kind)>(ds + j);
             });
-        } else if (Element<A>* to = call.streamed ? window.streamed(call.dx, row) : nullptr) {
-            past_caches.write_row(count, to, value);
         } else {
-            window.write(call.dx, row, value);
+            window.write(call.dx, row, value, past_caches);
         }
     }
     for (i64 j = 0; dy_xhat && j < count; ++j) dy_xhat[j] += of_product[j].value;
@@ -367,11 +398,9 @@ template <typename A, Kind KIND> void gradient_from(
     const Gradient& call, i64 begin, i64 end, i64 from, double* dy_xhat, double* dy, char* scratch
 ) {
     auto run = gradient_of<A, KIND, A>;
-    if constexpr (sizeof(A) == sizeof(float)) {
-        const i64 item = sizeof(uint16_t);
-        if (call.dtype < F32 && has_no_gaps(call.dy->columns, item) && has_no_gaps(call.source->columns, item))
+    if constexpr (sizeof(A) == sizeof(float))
+        if (are_halves<A>(call.dtype, call.dy, call.source))
             run = call.dtype == F16 ? gradient_of<A, KIND, f16> : gradient_of<A, KIND, bf16>;
-    }
     run(call, begin, end, from, dy_xhat, dy, scratch);
 }
 
@@ -392,14 +421,17 @@ template <typename A> void means(const Gradient& call, i64 begin, i64 end, char*
 }
 
 template <typename A> void inverse(const Inverse& call, i64 begin, i64 end, char* scratch) {
+    StreamedRows<A> past_caches;
     for (i64 row = begin; row < end; ++row) {
         const A mean = number_of<A>(call.mean, row), inv_std = number_of<A>(call.inv_std, row);
         for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
             const Element<A>*y = window.input(call.y, row, 0), *scale = window.scale;
             const Element<A>* bias = window.bias;
-            window.write(call.x, row, [=](i64 j) INLINED {
-                return (y[j].value - bias[j].value) / scale[j].value / inv_std + mean;
-            });
+            const auto value = [=](i64 j, auto kind) INLINED {
+                typedef decltype(kind) V;
+                return (read<V>(y + j) - read<V>(bias + j)) / read<V>(scale + j) / inv_std + mean;
+            };
+            window.write(call.x, row, value, past_caches);
         });
     }
 }

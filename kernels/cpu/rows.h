@@ -22,6 +22,7 @@ struct Rows {
     Parameter scale, bias;
     // All of them in the dtype of the computation, if a window has all columns.
     const void *whole_scale, *whole_bias;
+    bool streamed;  // y, dx or an inverse's x may be written past the caches
 };
 
 struct Forward : Rows {
@@ -33,7 +34,6 @@ struct Gradient : Rows {
     bool from_output, centred;
     const Array *dy, *source, *ds, *mean, *inv_std, *dx;
     double* means;  // of w and of w * xhat, for each row, if rows are cut into windows
-    bool streamed;  // dx may be written past the caches
 };
 
 struct Inverse : Rows {

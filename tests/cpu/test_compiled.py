@@ -430,26 +430,58 @@ def test_the_mean_of_a_group_in_slices_is_more_than_one_float64(shape):
     assert (np.abs(same - inv_std) <= 4 * unit(y.dtype) * inv_std).all()
 
 
+# What writes a result of rows: its arguments, and how many results it has.
+OF_ROWS = {
+    "layer_norm_grad": ("dy x scale mean inv_std", 3),
+    "layer_norm": ("x scale bias", 3),
+    "rms_norm": ("x scale", 2),
+    "add_rms_norm": ("x dy scale", 3),
+    "layer_norm_inverse": ("x scale bias mean inv_std", 1),
+}
+
+
+def first_result(name, given, out=None):
+    names, count = OF_ROWS[name]
+    outs = (out, None, None)[:count] if count > 1 and out is not None else out
+    found = getattr(gradkit, name)(*map(given.get, names.split()), out=outs)
+    return found[0] if count > 1 else found
+
+
+def rows_for_all(shape, dtype):
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    scale, bias = (np.linspace(*ends, shape[1]).astype(dtype) for ends in ((3, 1), (-1, 2)))
+    statistics = {"mean": x.mean(axis=1), "inv_std": 1 / x.std(axis=1)}
+    return {"x": x, "dy": x[::-1].copy(), "scale": scale, "bias": bias} | statistics
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("width", "gap"), [(1000, 0), (1024, 0), (999, 5), (40_001, 0)])
 @pytest.mark.parametrize("offset", [0, 1])
-def test_large_gradients_of_rows_have_the_bits_of_small_ones(dtype, width, gap, offset):
+def test_large_results_of_rows_have_the_bits_of_small_ones(name, dtype, width, gap, offset):
     """From 16 MiB on, they are written past the caches, and a line of these by two rows."""
     few = 5
     rows = (1 << 24) // (width * np.dtype(dtype).itemsize) + few
-    x = np.random.default_rng(0).standard_normal((rows, width)).astype(dtype)
-    dy, scale = x[::-1], np.linspace(-1, 2, width).astype(dtype)
-    mean, inv_std = x.mean(axis=1), 1 / x.std(axis=1)
+    given = rows_for_all((rows, width), dtype)
     memory = np.full(rows * (width + gap) + offset + 1, 7, dtype)
     whole = memory[offset : offset + rows * (width + gap)].reshape(rows, width + gap)
-    dx = whole[:, :width]
-    gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=(dx, None, None))
+    first_result(name, given, whole[:, :width])
     for part in (slice(few), slice(rows - few, None)):
-        small, *_ = gradkit.layer_norm_grad(dy[part], x[part], scale, mean[part], inv_std[part])
-        assert_same_bits(dx[part], small)
+        small = {key: own[part] if len(own) == rows else own for key, own in given.items()}
+        assert_same_bits(whole[part, :width], first_result(name, small))
     assert (whole[:, width:] == 7).all()
     assert memory[-1] == 7
     assert offset == 0 or memory[0] == 7
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_a_large_result_may_take_the_place_of_what_it_is_made_of(name):
+    """Which is in the caches already, and written there."""
+    given = rows_for_all((4200, 1001), np.float32)
+    expected = first_result(name, given)
+    place = given["dy" if name == "layer_norm_grad" else "x"]
+    assert first_result(name, given, place) is place
+    assert_same_bits(place, expected)
 
 
 def test_large_results_have_huge_pages_to_themselves():
