@@ -39,8 +39,13 @@ def device(**options):
     return Emulated(**{"clusters": True, "multiprocessors": BLOCKS} | options)
 
 
-# Each shape with two choices of dtypes, and each choice with two shapes.
-CASES = [(s, LAYER_TYPES[k - by]) for by in (0, 3) for k, s in enumerate(SHAPES)]
+# Each shape with two choices of dtypes, and each choice with two shapes; the longest rows with one.
+CASES = [
+    (s, LAYER_TYPES[k - by])
+    for by in (0, 3)
+    for k, s in enumerate(SHAPES)
+    if by == 0 or s[1] < 32_000
+]
 
 
 @pytest.mark.sampled(4)
