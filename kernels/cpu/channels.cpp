@@ -175,7 +175,7 @@ template <typename T, typename A, typename F> INLINE void write_row(
         if (streamed && whole && count >= VectorOf<A>::length)
             return stream_lines<A>(channels, count, own, of);
     }
-    for (i64 c = 0; c < channels; ++c) write_columns<A>(count, line<T>(to, row, c), of(c));
+    for (i64 c = 0; c < channels; ++c) write_line<A>(count, line<T>(to, row, c), of(c));
 }
 
 // Sums in S.

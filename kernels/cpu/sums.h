@@ -99,9 +99,39 @@ template <int COUNT> struct Halves {
     }
 };
 
+// Numbers that lie side by side in bfloat16: those at even places, and those at odd ones. To take them
+// apart and to join them takes no shuffle.
+template <typename V> struct Twins {
+    V even, odd;
+};
+template <typename V> constexpr int LENGTH<Twins<V>> = 2 * LENGTH<V>;
+template <typename V> constexpr bool ARE_TWINS = false;
+template <typename V> constexpr bool ARE_TWINS<Twins<V>> = true;
+
+template <typename B> INLINE B even_of(B number) { return number; }
+template <typename B> INLINE B odd_of(B number) { return number; }
+template <typename V> INLINE V even_of(Twins<V> twins) { return twins.even; }
+template <typename V> INLINE V odd_of(Twins<V> twins) { return twins.odd; }
+template <typename V, typename B> INLINE Twins<V> operator+(Twins<V> a, B b) {
+    return {a.even + even_of(b), a.odd + odd_of(b)};
+}
+template <typename V, typename B> INLINE Twins<V> operator-(Twins<V> a, B b) {
+    return {a.even - even_of(b), a.odd - odd_of(b)};
+}
+template <typename V, typename B> INLINE Twins<V> operator*(Twins<V> a, B b) {
+    return {a.even * even_of(b), a.odd * odd_of(b)};
+}
+
+constexpr uint32_t UPPER_HALF = 0xffff0000;
+
 // A number, or a vector of them, from where it lies.
 template <typename V, typename T> INLINE V read(const Element<T>* from) {
-    if constexpr (sizeof(V) <= sizeof(double)) {
+    if constexpr (ARE_TWINS<V>) {
+        typedef decltype(V::even) F;
+        typename VectorOf<uint32_t, LENGTH<F>>::type both;
+        __builtin_memcpy(&both, from, sizeof both);
+        return {bits_of<F>(both << 16), bits_of<F>(both & UPPER_HALF)};
+    } else if constexpr (sizeof(V) <= sizeof(double)) {
         return static_cast<V>(widen(from->value));
     } else if constexpr (sizeof(T) == 2) {
         typedef Halves<LENGTH<V>> H;
@@ -118,7 +148,13 @@ template <typename V, typename T> INLINE V read(const Element<T>* from) {
 
 // Rounded to nearest.
 template <typename V, typename T> INLINE void write(V value, Element<T>* to) {
-    if constexpr (sizeof(V) <= sizeof(double)) {
+    if constexpr (ARE_TWINS<V>) {
+        typedef decltype(V::even) F;
+        typedef typename VectorOf<uint32_t, LENGTH<F>>::type Bits;
+        const Bits even = narrow_to_bf16<F, Bits>(value.even) >> 16;
+        const Bits both = even | (narrow_to_bf16<F, Bits>(value.odd) & UPPER_HALF);
+        __builtin_memcpy(to, &both, sizeof both);
+    } else if constexpr (sizeof(V) <= sizeof(double)) {
         narrow(value, *to);
     } else if constexpr (sizeof(T) == 2) {
         const auto found = Halves<LENGTH<V>>::narrowed(value, T{});
@@ -129,21 +165,38 @@ template <typename V, typename T> INLINE void write(V value, Element<T>* to) {
     }
 }
 
-// Writes value(j, V) to `count` columns, a vector V at a time; the last one is at the end, over the
-// one before it. An output may be an input, whose last columns are read first.
+// Writes value(j, V) to `count` columns, a vector V at a time and no fewer than it has; the last one is at
+// the end, over the one before it. An output may be an input, whose last columns are read first.
+template <typename V, typename T, typename F> INLINE void write_vectors(
+    i64 count, Element<T>* to, F value
+) {
+    const i64 last = count - LENGTH<V>;
+    const V end = value(last, V{});
+    for (i64 j = 0; j < last; j += LENGTH<V>) write(value(j, V{}), to + j);
+    write(end, to + last);
+}
+
+// The same of any number of columns.
 template <typename A, typename T, typename F> INLINE void write_columns(
     i64 count, Element<T>* to, F value
 ) {
     typedef typename VectorOf<A>::type V;
-    const i64 last = count - VectorOf<A>::length;
-    if (last < 0) {
-        INDEPENDENT
-        for (i64 j = 0; j < count; ++j) write(value(j, A{}), to + j);
-        return;
-    }
-    const V end = value(last, V{});
-    for (i64 j = 0; j < last; j += VectorOf<A>::length) write(value(j, V{}), to + j);
-    write(end, to + last);
+    if (count >= LENGTH<V>) return write_vectors<V>(count, to, value);
+    INDEPENDENT
+    for (i64 j = 0; j < count; ++j) write(value(j, A{}), to + j);
+}
+
+template <typename T> constexpr bool ARE_BF16 = false;
+template <> inline constexpr bool ARE_BF16<bf16> = true;
+
+// The same of what a column's value depends on by its element alone: bfloat16 may be twins.
+template <typename A, typename T, typename F> INLINE void write_line(
+    i64 count, Element<T>* to, F value
+) {
+    typedef Twins<typename VectorOf<A>::type> W;
+    if constexpr (ARE_BF16<T>)
+        if (count >= LENGTH<W>) return write_vectors<W>(count, to, value);
+    write_columns<A>(count, to, value);
 }
 
 // Whether vectors of A are lines of the caches, and can be written past them, in T, without these

@@ -374,6 +374,25 @@ def test_norms_over_channels_are_those_of_numpy(types, shape):
             assert (np.abs(wide - exact) <= bound).all()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_lines_of_any_length_have_the_bits_of_longer_ones(dtype):
+    """And the same ones beside others: nothing is written in front of a line."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 140)).astype(dtype)
+    scale, bias = (np.linspace(*ends, 3).astype(dtype) for ends in ((1, 2), (-1, 1)))
+    wide = np.result_type(dtype, "f4")
+    mean, var = (np.linspace(*ends, 3).astype(wide) for ends in ((0, 1), (1, 3)))
+    whole = gradkit.batch_norm_inference(x, scale, bias, mean, var)
+    for count in range(1, 140):
+        short = x[..., :count].copy()
+        for name in compiled.instruction_sets():
+            compiled.use_instruction_set(name)
+            y = gradkit.batch_norm_inference(short, scale, bias, mean, var)
+            assert_same_bits(y, whole[..., :count])
+            y, *_ = gradkit.group_norm(short, 3, scale, bias)
+            turned, *_ = gradkit.group_norm(short[:, ::-1].copy(), 3, scale[::-1], bias[::-1])
+            assert_same_bits(y, turned[:, ::-1])
+
+
 def test_columns_of_16_bits_with_gaps_have_the_bits_of_those_without():
     """Those without are read where they lie, if both arrays are."""
     rng = np.random.default_rng(0)
