@@ -107,10 +107,12 @@ public:
         else return reinterpret_cast<const Element<T>*>(row_of(*array, row)) + from_;
     }
 
-    // Writes value(j) to each column j.
-    template <typename F> INLINE void write(const Array* array, i64 row, F value) const {
+    // Writes value(j) to each column j, of rows that are read as a dtype T.
+    template <typename T = A, typename F> INLINE void write(const Array* array, i64 row, F value) const {
         char* data = row_of(*array, row);
-        if constexpr (sizeof(A) == sizeof(double))
+        if constexpr (sizeof(T) < sizeof(A))
+            narrow_all<T, A>(data, array->columns, from_, count, value);
+        else if constexpr (sizeof(A) == sizeof(double))
             narrow_all<A, A>(data, array->columns, from_, count, value);
         else if (rows_.dtype == F32)
             narrow_all<A, A>(data, array->columns, from_, count, value);
@@ -121,15 +123,15 @@ public:
     }
 
     // The same of value(j, V), past the caches if they can be.
-    template <typename F> INLINE void write(
+    template <typename T, typename F> INLINE void write(
         const Array* array, i64 row, F value, StreamedRows<A>& past_caches
     ) const {
         Element<A>* to = reinterpret_cast<Element<A>*>(row_of(*array, row)) + from_;
         const bool whole = reinterpret_cast<uintptr_t>(to) % sizeof(A) == 0;
-        if (STREAMS<A, A> && rows_.streamed && whole && there(array) && count >= VectorOf<A>::length)
-            past_caches.write_row(count, to, value);
-        else
-            write(array, row, value);
+        if constexpr (STREAMS<A, T>)
+            if (rows_.streamed && whole && there(array) && count >= VectorOf<A>::length)
+                return past_caches.write_row(count, to, value);
+        write<T>(array, row, value);
     }
 
     // What `read` gave before, if no other window has the room now.
@@ -199,7 +201,7 @@ template <typename A, typename T> void add(const Forward& call, i64 row, char* s
     for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
         const Element<T>* x = window.template read<T>(call.x, row, 0);
         const Element<T>* residual = window.template read<T>(call.residual, row, 1);
-        window.write(call.s, row, [=](i64 j, auto kind) INLINED {
+        window.template write<T>(call.s, row, [=](i64 j, auto kind) INLINED {
             fetch_ahead(x, j);
             fetch_ahead(residual, j);
             return read<decltype(kind)>(x + j) + read<decltype(kind)>(residual + j);
@@ -272,7 +274,7 @@ template <typename A, bool CENTRED, typename T> void forward_of(
                 const V own = read<V>(x + j), distance = CENTRED ? own - high - low : own;
                 return distance * inv_std * read<V>(scale + j) + read<V>(bias + j);
             };
-            window.write(call.y, row, value, past_caches);
+            window.template write<T>(call.y, row, value, past_caches);
         });
     }
 }
@@ -383,11 +385,11 @@ template <typename A, Kind KIND, typename T> void gradient_of(
         };
         if (call.ds) {
             const Element<A>* ds = window.input(call.ds, row, 2);
-            window.write(call.dx, row, [=](i64 j, auto kind) INLINED {
+            window.template write<T>(call.dx, row, [=](i64 j, auto kind) INLINED {
                 return value(j, kind) + read<decltype(kind)>(ds + j);
             });
         } else {
-            window.write(call.dx, row, value, past_caches);
+            window.template write<T>(call.dx, row, value, past_caches);
         }
     }
     for (i64 j = 0; dy_xhat && j < count; ++j) dy_xhat[j] += of_product[j].value;
@@ -431,7 +433,7 @@ template <typename A> void inverse(const Inverse& call, i64 begin, i64 end, char
                 typedef decltype(kind) V;
                 return (read<V>(y + j) - read<V>(bias + j)) / read<V>(scale + j) / inv_std + mean;
             };
-            window.write(call.x, row, value, past_caches);
+            window.template write<A>(call.x, row, value, past_caches);
         });
     }
 }
