@@ -31,9 +31,6 @@ namespace ISA {
 constexpr int TOTAL_LANES = 32;
 constexpr double INFINITE = __builtin_inf(), LARGEST = 0x1.fffffffffffffp1023;
 
-template <typename T> constexpr bool IS_BF16 = false;
-template <> constexpr bool IS_BF16<bf16> = true;
-
 // Asks for memory before it is read: it takes longer to come than processors look ahead by themselves.
 // What lies behind a long run is most often the next one.
 constexpr i64 LONG_RUN = 1 << 12, FEW = 64, AHEAD = 1 << 13, LINE = 64;

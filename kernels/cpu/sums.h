@@ -186,15 +186,15 @@ template <typename A, typename T, typename F> INLINE void write_columns(
     for (i64 j = 0; j < count; ++j) write(value(j, A{}), to + j);
 }
 
-template <typename T> constexpr bool ARE_BF16 = false;
-template <> inline constexpr bool ARE_BF16<bf16> = true;
+template <typename T> constexpr bool IS_BF16 = false;
+template <> inline constexpr bool IS_BF16<bf16> = true;
 
 // The same of what a column's value depends on by its element alone: bfloat16 may be twins.
 template <typename A, typename T, typename F> INLINE void write_line(
     i64 count, Element<T>* to, F value
 ) {
     typedef Twins<typename VectorOf<A>::type> W;
-    if constexpr (ARE_BF16<T>)
+    if constexpr (IS_BF16<T>)
         if (count >= LENGTH<W>) return write_vectors<W>(count, to, value);
     write_columns<A>(count, to, value);
 }
