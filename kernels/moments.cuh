@@ -7,7 +7,7 @@
 // Times this, as many float64 elements as memory holds add up without overflow.
 #define SHRUNK 0x1p-64
 
-// Rounded by itself, as a compiler that may fuse it with a sum would not: it may be subnormal.
+// Never fused with a sum: the product may be subnormal, and then its rounding shows.
 __device__ __forceinline__ double shrunk(double x) { return product_of(SHRUNK, x); }
 
 // The mean of `count` elements from the sum of (x - origin) * SHRUNK.

@@ -32,7 +32,8 @@ constexpr int TOTAL_LANES = 32;
 constexpr double INFINITE = __builtin_inf(), LARGEST = 0x1.fffffffffffffp1023;
 
 // Asks for memory before it is read: it takes longer to come than processors look ahead by themselves.
-// What lies behind a long run is most often the next one.
+// What lies behind a long run is most often the next one. FEW elements are asked for at a time where a
+// processor would wait for more.
 constexpr i64 LONG_RUN = 1 << 12, FEW = 64, AHEAD = 1 << 13, LINE = 64;
 template <typename T> INLINE void fetch_ahead(const Element<T>* from, i64 count) {
     const char* at = reinterpret_cast<const char*>(from) + AHEAD;
@@ -214,7 +215,6 @@ template <typename T, typename F> INLINE void map(
     Element<T>* const target = static_cast<Element<T>*>(to);
     for_parts<T>(target, count, [=](i64 at, i64 length) INLINED {
         const Widened<T> x(source + at, length);
-        // What is written where it is read waits for memory less if it asks for little at a time.
         if (sizeof(T) == sizeof(float) && from == to) {
             i64 begin = 0;
             const auto own = [&](i64 j) INLINED { return value(x[begin + j], at + begin + j); };

@@ -279,11 +279,10 @@ template <typename A, bool CENTRED, typename T> void forward_of(
     }
 }
 
-// Whether rows of 16 bits can be read where they lie.
-template <typename A> INLINE bool are_halves(Dtype dtype, const Array* one, const Array* two) {
+// Whether rows of 16 bits can be read where they lie; an absent array is null.
+template <typename... Arrays> INLINE bool are_halves(Dtype dtype, const Arrays*... arrays) {
     const i64 item = sizeof(uint16_t);
-    return sizeof(A) == sizeof(float) && dtype < F32 && has_no_gaps(one->columns, item)
-        && (!two || has_no_gaps(two->columns, item));
+    return dtype < F32 && (... && (!arrays || has_no_gaps(arrays->columns, item)));
 }
 
 template <typename A, bool CENTRED> void forward_from(
@@ -291,8 +290,7 @@ template <typename A, bool CENTRED> void forward_from(
 ) {
     auto run = forward_of<A, CENTRED, A>;
     if constexpr (sizeof(A) == sizeof(float))
-        if (are_halves<A>(call.dtype, call.x, call.residual)
-            && (!call.residual || are_halves<A>(call.dtype, call.s, nullptr)))
+        if (are_halves(call.dtype, call.x, call.residual, call.s))
             run = call.dtype == F16 ? forward_of<A, CENTRED, f16> : forward_of<A, CENTRED, bf16>;
     run(call, begin, end, scratch);
 }
@@ -401,7 +399,7 @@ template <typename A, Kind KIND> void gradient_from(
 ) {
     auto run = gradient_of<A, KIND, A>;
     if constexpr (sizeof(A) == sizeof(float))
-        if (are_halves<A>(call.dtype, call.dy, call.source))
+        if (are_halves(call.dtype, call.dy, call.source))
             run = call.dtype == F16 ? gradient_of<A, KIND, f16> : gradient_of<A, KIND, bf16>;
     run(call, begin, end, from, dy_xhat, dy, scratch);
 }
