@@ -108,6 +108,10 @@ template <typename F, typename G> struct Terms {
 };
 template <typename F, typename G> Terms(F, G) -> Terms<F, G>;
 
+// Rows whose lines of a channel are read one after another: a cache has few places for lines that are
+// multiples of 4 KiB apart.
+constexpr i64 NEAR = 5;
+
 // Two sums of each channel: of(row, channel) returns the terms of a line. A lane of a total has so few
 // that equal ones round alike.
 template <typename A, int TERMS, typename F> INLINE void sum_lines(
@@ -116,45 +120,50 @@ template <typename A, int TERMS, typename F> INLINE void sum_lines(
     typedef Totals<A> T;
     constexpr i64 most = TERMS * LANES<A>;
     for (i64 c = 0; c < channels; ++c) first[c] = second[c] = 0;
-    if (rows == 1 && count <= most) {  // totals stay in registers
+    const auto fold = [=](i64 c, T& one, T& two) INLINED {
+        first[c] += one.sum();
+        second[c] += two.sum();
+        one = two = {};
+    };
+    // Adds rows [row, end) of a channel to totals that hold as many terms as it returns.
+    const auto add_rows = [=](i64 c, i64 row, i64 end, i64 held, T& one, T& two) INLINED {
+        for (; row < end; ++row) {
+            const auto terms = of(row, c);
+            for (i64 from = 0; from < count; from += most) {
+                const i64 stop = from + most < count ? from + most : count;
+                if (held + stop - from > most) {
+                    fold(c, one, two);
+                    held = 0;
+                }
+                held += stop - from;
+                add_columns(from, stop, one, two, terms);
+            }
+        }
+        return held;
+    };
+    if (rows == 1) {  // totals stay in registers
         for (i64 c = 0; c < channels; ++c) {
             T one = {}, two = {};
-            add_columns(0, count, one, two, of(0, c));
-            first[c] += one.sum();
-            second[c] += two.sum();
+            add_rows(c, 0, 1, 0, one, two);
+            fold(c, one, two);
         }
         return;
     }
     for (i64 begin = 0; begin < channels; begin += CHANNELS) {
         const i64 end = begin + CHANNELS < channels ? begin + CHANNELS : channels;
-        T totals[CHANNELS][2];
-        i64 held = most;
-        const auto fold = [&]() __attribute__((always_inline)) {
+        T totals[CHANNELS][2] = {};
+        i64 held = 0;
+        for (i64 row = 0; row < rows; row += NEAR) {
+            i64 holds = 0;
             for (i64 c = begin; c < end; ++c) {
-                first[c] += totals[c - begin][0].sum();
-                second[c] += totals[c - begin][1].sum();
+                T one = totals[c - begin][0], two = totals[c - begin][1];
+                holds = add_rows(c, row, row + NEAR < rows ? row + NEAR : rows, held, one, two);
+                totals[c - begin][0] = one;
+                totals[c - begin][1] = two;
             }
-        };
-        bool any = false;
-        for (i64 row = 0; row < rows; ++row) {
-            for (i64 from = 0; from < count; from += most) {
-                const i64 stop = from + most < count ? from + most : count;
-                if (held + stop - from > most) {
-                    if (any) fold();
-                    __builtin_memset(totals, 0, (end - begin) * sizeof totals[0]);
-                    held = 0;
-                }
-                any = true;
-                held += stop - from;
-                for (i64 c = begin; c < end; ++c) {
-                    T one = totals[c - begin][0], two = totals[c - begin][1];
-                    add_columns(from, stop, one, two, of(row, c));
-                    totals[c - begin][0] = one;
-                    totals[c - begin][1] = two;
-                }
-            }
+            held = holds;
         }
-        fold();
+        for (i64 c = begin; c < end; ++c) fold(c, totals[c - begin][0], totals[c - begin][1]);
     }
 }
 
