@@ -55,10 +55,15 @@ template <typename F, typename U> INLINE F widen_f16(U bits) {
     return bits_of<F>(bits_of<U>(value) | (bits & 0x8000) << 16);
 }
 
-// The upper half of the bits is the result.
+// The upper half of the bits is the result, of a NaN only if it is quiet and its lower half is zero, as
+// is what arithmetic makes of such NaNs.
+template <typename F, typename U> INLINE U round_to_upper_half(F x) {
+    const U bits = bits_of<U>(x);
+    return bits + 0x7fff + ((bits >> 16) & 1);
+}
+
 template <typename F, typename U> INLINE U narrow_to_bf16(F x) {
-    const U bits = bits_of<U>(x), rounded = bits + 0x7fff + ((bits >> 16) & 1);
-    return x != x ? bits | 0x400000 : rounded;
+    return x != x ? bits_of<U>(x) | 0x400000 : round_to_upper_half<F, U>(x);
 }
 
 template <typename F, typename U> INLINE U narrow_to_f16(F x) {

@@ -151,8 +151,8 @@ template <typename V, typename T> INLINE void write(V value, Element<T>* to) {
     if constexpr (ARE_TWINS<V>) {
         typedef decltype(V::even) F;
         typedef typename VectorOf<uint32_t, LENGTH<F>>::type Bits;
-        const Bits even = narrow_to_bf16<F, Bits>(value.even) >> 16;
-        const Bits both = even | (narrow_to_bf16<F, Bits>(value.odd) & UPPER_HALF);
+        const Bits even = round_to_upper_half<F, Bits>(value.even) >> 16;
+        const Bits both = even | (round_to_upper_half<F, Bits>(value.odd) & UPPER_HALF);
         __builtin_memcpy(to, &both, sizeof both);
     } else if constexpr (sizeof(V) <= sizeof(double)) {
         narrow(value, *to);

@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -193,14 +194,22 @@ def test_layouts_change_no_bit_of_long_rows(types, layout):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_16_bit_number_is_read_and_rounded_as_numpy_does(dtype):
-    """``s = x + residual`` shows both conversions, of every number and beside every tie."""
+    """``s = x + residual`` shows both conversions, of every number and beside every tie.
+
+    So does ``y = x + bias`` of norms over channels, which have conversions of their own.
+    """
     every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES[dtype]).reshape(4, -1)
+    one, zero = np.ones(4, every.dtype), np.zeros(4, every.dtype)
     for further in (0.0, 1.0, 2.0**-9, 2.0**-14, 2.0**-24, 3e-5, 60000.0, -1.0):
         residual = np.full(every.shape, further, every.dtype)
         s = gradkit.add_rms_norm(every, residual)[1]
         with np.errstate(all="ignore"):
             expected = (every.astype(np.float32) + residual.astype(np.float32)).astype(every.dtype)
         assert_same_numbers(s, expected)
+        for step in (1, -1):  # each number at even and at odd places
+            x = every[None, :, ::step].copy()
+            y = gradkit.batch_norm_inference(x, one, residual[:, 0], zero, one, eps=0)
+            assert_same_numbers(y[0, :, ::step], expected)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -391,6 +400,63 @@ def test_lines_of_any_length_have_the_bits_of_longer_ones(dtype):
             y, *_ = gradkit.group_norm(short, 3, scale, bias)
             turned, *_ = gradkit.group_norm(short[:, ::-1].copy(), 3, scale[::-1], bias[::-1])
             assert_same_bits(y, turned[:, ::-1])
+
+
+# What makes images from images and numbers of each channel, and which of these it makes them from.
+FROM_NUMBERS = {
+    "batch_norm_inference": (
+        lambda g: gradkit.batch_norm_inference(g.x, g.scale, g.bias, g.mean, g.var),
+        ("x", "scale", "bias", "mean", "var"),
+    ),
+    "batch_norm_grad": (
+        lambda g: gradkit.batch_norm_grad(g.dy, g.x, g.scale, g.mean, g.var)[0],
+        ("dy", "x", "scale", "mean", "var"),
+    ),
+    "batch_norm_grad_apply": (
+        lambda g: gradkit.batch_norm_grad_apply(
+            g.dy, g.x, g.scale, g.mean, g.var, g.product, g.total, 140
+        ),
+        ("dy", "x", "scale", "mean", "var", "product", "total"),
+    ),
+    "batch_norm_inference_grad": (
+        lambda g: gradkit.batch_norm_inference_grad(g.dy, g.x, g.scale, g.mean, g.var)[0],
+        ("dy", "scale", "var"),
+    ),
+    "group_norm": (
+        lambda g: gradkit.group_norm(g.x, 3, g.scale, g.bias)[0],
+        ("x", "scale", "bias"),
+    ),
+    "group_norm_grad": (
+        lambda g: gradkit.group_norm_grad(g.dy, g.x, g.scale, *g.of_samples(g.mean, g.var))[0],
+        ("dy", "x", "scale", "mean", "var"),
+    ),
+}
+
+
+@pytest.mark.parametrize("call, names", FROM_NUMBERS.values(), ids=FROM_NUMBERS)
+def test_bfloat16_is_a_nan_whatever_the_bits_of_what_it_comes_from(call, names):
+    """Rounded as numbers are, some NaNs would be infinite, or zero."""
+    rng = np.random.default_rng(0)
+    images = {
+        name: rng.standard_normal((2, 3, 70)).astype(ml_dtypes.bfloat16) for name in ("dy", "x")
+    }
+    numbers = {name: np.linspace(1, 2, 3, dtype="f4") for name in ("scale", "bias", "mean", "var")}
+    numbers |= {name: np.linspace(1, 2, 3) for name in ("product", "total")}
+    for bits in (0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F810001, 0x7FFF8000, 0xFF80FFFF):
+        for name in names:
+            given = SimpleNamespace(
+                **{key: array.copy() for key, array in (images | numbers).items()},
+                of_samples=lambda *statistics: [np.stack([each, each]) for each in statistics],
+            )
+            array = getattr(given, name)
+            wide = bits >> 31 << 63 | 0x7FF << 52 | (bits & 0x7FFFFF) << 29
+            word = {2: bits >> 16 | 1, 4: bits, 8: wide}[array.itemsize]
+            array.view(f"u{array.itemsize}")[..., 1, *[slice(None)] * (array.ndim - 2)] = word
+            for instructions in compiled.instruction_sets():
+                compiled.use_instruction_set(instructions)
+                found = np.isnan(call(given).astype(np.float32))
+                assert found[:, 1].all(), (hex(bits), name)
+                assert not found[:, ::2].any(), (hex(bits), name)
 
 
 def test_columns_of_16_bits_with_gaps_have_the_bits_of_those_without():
