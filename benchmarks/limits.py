@@ -55,6 +55,7 @@ def _subjects(device: Cpu) -> Iterator[tuple[str, Calls]]:
     for dtype in ("float32", "bfloat16"):
         for name in ("batch_norm_inference", "group_norm"):
             yield f"{name} 32x2048x7x7 {dtype}", _images(device, name, dtype)
+        yield f"group_norm_grad 32x2048x7x7 {dtype}", _group_gradient(device, dtype)
     for shape in chosen(device).images[:3]:
         yield f"batch_norm_grad {'x'.join(map(str, shape))} float32", _gradient(device, shape)
     for name in ("layer_norm", "rms_norm"):
@@ -85,6 +86,23 @@ def _images(device: Cpu, name: str, dtype: str) -> Calls:
         "PyTorch": channels.TABLES[name]["torch"](SimpleNamespace(**mapped(tensor, given))),
         "lines of 3136 elements": call(x.reshape(long), y.reshape(long)),
         "NumPy copies x": partial(np.copyto, y.view(np.int8), x.view(np.int8)),
+    }
+
+
+def _group_gradient(device: Cpu, dtype: str) -> Calls:
+    """The same bytes in longer lines, of which each has a sum."""
+    given = channels.gradient_arguments(device, "group_norm_grad", IMAGES, dtype)
+    peer = channels.TABLES["group_norm_grad"]["torch"](SimpleNamespace(**mapped(tensor, given)))
+    long = (IMAGES[0], GROUPS, -1)
+    lines = {k: v.reshape(long) if k in ("dy", "x") else v for k, v in given.items()}
+    lines["scale"] = given["scale"][:GROUPS]
+    out, out_of_lines = gradkit.group_norm_grad(**given), gradkit.group_norm_grad(**lines)
+    return {
+        "gradkit, new results": partial(gradkit.group_norm_grad, **given),
+        "gradkit out=": partial(gradkit.group_norm_grad, **given, out=out),
+        "PyTorch": peer,
+        "lines of 3136 elements": partial(gradkit.group_norm_grad, **lines, out=out_of_lines),
+        "the norm of dy and x": partial(gradkit.grad_norm, [given["dy"], given["x"]]),
     }
 
 
