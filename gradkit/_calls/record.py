@@ -70,14 +70,15 @@ class Plan:
     ``results`` are the outputs, ``missing`` those that the caller has no array for, if there are
     any; ``options`` the numbers as checked: an axis as an index; ``changed`` those that a check has
     changed; ``widened`` the arguments that a backend gets in float64; ``backend`` what computes;
-    ``gapless`` whether the caller's arrays have elements, without gaps in memory. A backend keeps
-    in ``launcher`` what it would otherwise decide again in each call, and a library that makes
-    results in ``making`` how.
+    ``gapless`` whether the caller's arrays have elements, without gaps in memory; ``passed`` the
+    plain numbers that no plan depends on, of the last call in which no check changed them. A
+    backend keeps in ``launcher`` what it would otherwise decide again in each call, and a library
+    that makes results in ``making`` how.
     """
 
     __slots__ = (
         *("backend", "changed", "gapless", "launcher", "making"),
-        *("missing", "options", "results", "widened"),
+        *("missing", "options", "passed", "results", "widened"),
     )
     backend: Any
     changed: tuple[tuple[str, Any], ...]
@@ -85,6 +86,7 @@ class Plan:
     launcher: Any
     making: Any
     missing: Sequence[Spec | None] | None
+    passed: tuple[Any, ...] | None
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class Plan:
         widened: tuple[str, ...] = (),
     ):
         self.results, self.options, self.widened = results, options, widened
-        self.gapless, self.launcher, self.making = False, None, None
+        self.gapless, self.launcher, self.making, self.passed = False, None, None, None
 
 
 class Layout(Protocol):
@@ -183,6 +185,8 @@ class Call(Record):
     checks_values: ClassVar[bool]
     reads_values: ClassVar[bool] = False  # of arrays, or their dtypes, when it checks them
     options: ClassVar[Callable[..., Any]]  # the numbers and the class, as a plan's key has them
+    # Names of what `options`, `passed` and `ordered` read, and how many of the last are in place.
+    key_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]]
 
     plan: Plan
 
@@ -221,7 +225,9 @@ class Call(Record):
         cls.optional = frozenset(field.name for field in fields if field.optional)
         cls.instead = {each.name: each.instead for each in cls.in_place}
         cls.checks_values = cls.check_values is not Call.check_values
-        cls.options = staticmethod(attrgetter(*cls.numbers, "__class__", "__class__"))
+        key = (*cls.numbers, "__class__", "__class__")
+        cls.options = staticmethod(attrgetter(*key))
+        cls.key_names = key, tuple(cls.passing), cls.ordered_names, len(cls.in_place)
         for name in (*cls.result_names, *(each.name for each in cls.in_place)):
             setattr(cls, name, None)
         super().__init_subclass__()

@@ -272,6 +272,14 @@ def signature(
     written: int,
     /,
 ) -> tuple[Any, ...] | None: ...
+def known(
+    plans: dict[Any, Any],
+    backend: Any,
+    call: Any,
+    names: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int],
+    outs: tuple[Any, ...],
+    /,
+) -> Any: ...
 
 # Tensors, of the types that are said to describe themselves. Devices are numbered as in DLPack.
 def use_tensors(tensor: type, parameter: type, exchange_api: Any, /) -> bool: ...

@@ -24,6 +24,7 @@ _NUMPY = {np.ndarray, *_ABSENT}
 _MOST = 4096  # plans that are remembered before all are forgotten
 _plans: dict[Any, Plan] = {}
 _PLAIN = {bool, int, float, *_ABSENT}
+_NOT_RUN = object()
 _ON_HOST = Given()  # of a call whose numbers are plain
 _ON_HOST.framework, _ON_HOST.like = HOST, None
 
@@ -33,21 +34,18 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
 
     ``compute``: what computes them, if that is not the call by itself.
     """
-    passed = call.passed(call) if call.passing else ()
     outs = () if out is None else out if type(out) is tuple else (out,)
     if compute is None and (out is None or len(outs) == len(call.results)):
-        arrays, written = call.ordered(call), len(outs) + len(call.in_place)
-        if outs:
-            arrays = (*outs, *arrays)
         like = getattr(call, call.array_names[0])
-        framework = framework_for(type(like))
-        if framework is not None and framework.lends:
-            if not call.reads_values and _PLAIN.issuperset(map(type, passed)):  # of views
-                lent = framework.lent(like, arrays, written, detach=call.detaches)
-                if lent is not None:
-                    return _run_lent(call, lent, passed, out, outs)
-        else:
-            plan, key = _known_plan(call, framework, passed, arrays, written)
+        if type(like) is not np.ndarray:
+            found = _run_foreign(call, like, out, outs)
+            if found is not _NOT_RUN:
+                return found
+        elif _host.code is not None:
+            found = _host.code.known(_plans, chosen.get(), call, call.key_names, outs)
+            if type(found) is Plan:
+                return _run_plain(call, found, (), outs)
+            plan, key, passed = found
             if plan is not None:
                 return _run_plain(call, plan, passed, outs)
             if key is not None:
@@ -55,6 +53,33 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
                 _remember(key, call.plan)  # arrays that are one may be
                 return made
     return _run_opened(call, out, compute)
+
+
+def _run_foreign(call: Call, like: Any, out: Any, outs: tuple[Any, ...]) -> Any:
+    """A call on arrays that are not NumPy's, if there is little or nothing to open."""
+    passed = call.passed(call) if call.passing else ()
+    framework = framework_for(type(like))
+    if framework is None or framework is HOST or not _PLAIN.issuperset(map(type, passed)):
+        return _NOT_RUN
+    arrays, written = call.ordered(call), len(outs) + len(call.in_place)
+    if outs:
+        arrays = (*outs, *arrays)
+    if framework.lends:
+        if not call.reads_values:  # of views
+            lent = framework.lent(like, arrays, written, detach=call.detaches)
+            if lent is not None:
+                return _run_lent(call, lent, passed, out, outs)
+        return _NOT_RUN
+    backend = framework.ready(arrays)
+    if backend is None:
+        return _NOT_RUN
+    try:
+        plan = _plans.get(_signature(call, backend, arrays))
+    except TypeError:  # see `Opened`
+        return _NOT_RUN
+    if plan is None or (written and not _are_apart(call, plan, arrays, written)):
+        return _NOT_RUN
+    return _run_plain(call, plan, passed, outs)
 
 
 def _run_opened(call: Call, out: Any, compute: Compute | None = None) -> Any:
@@ -97,42 +122,13 @@ def _run_lent(
     return made[0] if len(made) == 1 else tuple(made)
 
 
-def _known_plan(
-    call: Call,
-    framework: Framework | None,
-    passed: tuple[Any, ...],
-    arrays: tuple[Array | None, ...],
-    written: int,
-) -> tuple[Plan | None, Any]:
-    """The plan of a call, if it is known, with nothing to open, and all can clearly be written.
-
-    And its key, if such a call needs to be made but once to be known.
-    """
-    key: Any = None
-    if framework is HOST:
-        if _host.code is not None:
-            options = call.options(call)
-            key = _host.code.signature(chosen.get(), options, passed, arrays, written)
-    elif framework is not None and _PLAIN.issuperset(map(type, passed)):
-        backend = framework.ready(arrays)
-        if backend is not None:
-            key = _signature(call, backend, arrays)
-    if key is None:
-        return None, None
-    try:
-        plan = _plans.get(key)
-    except TypeError:  # see `Opened`
-        return None, None
-    if framework is HOST:
-        return plan, key
-    if plan is None or not written:
-        return plan, None
+def _are_apart(call: Call, plan: Plan, arrays: tuple[Array | None, ...], written: int) -> bool:
+    """Whether the first arrays, which are written, clearly can be."""
     outs, read = arrays[:written], arrays[written:]
-    apart = plan.gapless and (
+    return plan.gapless and (
         memory.whole_and_apart(plan.backend, outs, read)
         or memory.whole_and_apart(plan.backend, outs, _others(call, outs, read))
     )
-    return plan if apart else None, None
 
 
 def _others(
@@ -173,10 +169,14 @@ def _run_plain(
 
 def _check_passing(call: Call, passed: tuple[Any, ...]) -> None:
     """Check plain numbers that no plan depends on."""
+    changed = False
     for (name, check), value in zip(call.passing.items(), passed):  # noqa: B905 - strict takes longer
         checked = check(value, _ON_HOST)
         if checked is not value:
             setattr(call, name, checked)
+            changed = True
+    if not changed:
+        call.plan.passed = passed
 
 
 def write(call: Call, *results: Array | None, backend: Backend | None = None) -> None:

@@ -152,43 +152,50 @@ bool plain(nb::handle arrays, nb::handle dtypes, bool written) {
     return known.is_valid() && (!written || (append_plain(ranges, items, true) && lie_apart(ranges)));
 }
 
-// A number for an item that is also one of the first, which are `written`: less than any number of
-// axes, and -1 for None. 0 if it is none of them.
-i64 also_written(const Sequence& items, i64 written, i64 item) {
-    for (i64 k = 0; item >= written && k < written; ++k)
-        if (items[k] == items[item]) return -2 - k;
-    return 0;
-}
-
 bool is_plain(nb::handle value) {
     const PyTypeObject* const kind = Py_TYPE(value.ptr());
     return value.is_none() || kind == &PyBool_Type || kind == &PyFloat_Type || kind == &PyLong_Type;
 }
 
+typedef std::vector<nb::object> Objects;
+
+Objects objects(nb::handle items) {
+    Objects found;
+    for (nb::handle item : items) found.push_back(nb::borrow(item));
+    return found;
+}
+
+bool are_plain(const Objects& values) {
+    return std::all_of(values.begin(), values.end(), [](const nb::object& each) { return is_plain(each); });
+}
+
+// A number for an item that is also one of the first, which are `written`: less than any number of
+// axes, and -1 for None. 0 if it is none of them.
+template <typename Items> i64 also_written(const Items& items, i64 written, i64 item) {
+    for (i64 k = 0; item >= written && k < written; ++k)
+        if (nb::handle(items[k]).is(items[item])) return -2 - k;
+    return 0;
+}
+
 // All that a plan depends on: what computes, a call's options and their types, and the arrays, which may
-// be None, by dtypes, shapes, strides and which are one. None if an array is not NumPy's, if one of the
-// first, which are `written`, cannot clearly be, or if what no plan depends on is more than numbers.
-nb::object signature(
-    nb::handle backend, nb::tuple options, nb::tuple passed, nb::handle arrays, i64 written
-) {
-    for (nb::handle value : passed)
-        if (!is_plain(value)) return nb::none();
-    const Sequence items(arrays);
-    const i64 count = items.length();
+// be None, by dtypes, shapes, strides and which are one. None if an array is not NumPy's, or if one of the
+// first, which are `written`, cannot clearly be.
+nb::object key_of(nb::handle backend, const Objects& options, const Objects& arrays, i64 written) {
+    const i64 count = static_cast<i64>(arrays.size());
     std::vector<i64> numbers;
     std::vector<PyObject*> key = {backend.ptr()};  // borrowed
     numbers.reserve(8 * count);
     key.reserve(2 + 2 * options.size() + count);
-    for (nb::handle option : options) key.push_back(option.ptr());
-    for (nb::handle option : options) key.push_back(option.type().ptr());
+    for (const nb::object& option : options) key.push_back(option.ptr());
+    for (const nb::object& option : options) key.push_back(option.type().ptr());
     Ranges ranges;
     for (i64 k = 0; k < count; ++k) {
-        PyObject* const array = items[k];
+        PyObject* const array = arrays[k].ptr();
         if (array == Py_None) {
             numbers.push_back(-1);
             continue;
         }
-        if (const i64 same = also_written(items, written, k)) {
+        if (const i64 same = also_written(arrays, written, k)) {
             numbers.push_back(same);
             continue;
         }
@@ -210,6 +217,58 @@ nb::object signature(
         if (PyTuple_SetItem(made.ptr(), static_cast<Py_ssize_t>(k), key[k])) throw nb::python_error();
     }
     return made;
+}
+
+// The same; None also if what no plan depends on is more than numbers.
+nb::object signature(
+    nb::handle backend, nb::tuple options, nb::tuple passed, nb::handle arrays, i64 written
+) {
+    if (!are_plain(objects(passed))) return nb::none();
+    return key_of(backend, objects(options), objects(arrays), written);
+}
+
+// Appends a call's fields of some names.
+void read_fields(nb::handle call, nb::handle names, Objects& into) {
+    for (nb::handle name : nb::borrow<nb::tuple>(names)) {
+        PyObject* const value = PyObject_GetAttr(call.ptr(), name.ptr());
+        if (!value) throw nb::python_error();
+        into.push_back(nb::steal(value));
+    }
+}
+
+// Whether values are the very ones of a tuple of as many, or None.
+bool are_those(const Objects& values, nb::handle known) {
+    if (known.is_none()) return false;
+    for (size_t k = 0; k < values.size(); ++k)
+        if (!values[k].is(known[k])) return false;
+    return true;
+}
+
+// The plan of a call on NumPy's arrays, if it is among those that are known, by keys as above, and if what
+// it passes on is the very same that passed the checks of the last call. Or that plan or None, the key
+// or None, and what is passed on.
+nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple names, nb::tuple outs) {
+    Objects options, passed, arrays = objects(outs);
+    read_fields(call, names[0], options);
+    read_fields(call, names[1], passed);
+    read_fields(call, names[2], arrays);
+    const i64 written = static_cast<i64>(outs.size()) + nb::cast<i64>(names[3]);
+    nb::object plan = nb::none(), key = nb::none();
+    if (are_plain(passed)) key = key_of(backend, options, arrays, written);
+    if (!key.is_none()) {
+        PyObject* const found = PyDict_GetItemWithError(plans.ptr(), key.ptr());
+        if (found) {
+            plan = nb::borrow(found);
+            if (passed.empty() || are_those(passed, plan.attr("passed"))) return plan;
+        } else if (PyErr_Occurred()) {  // an option that has no hash
+            if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
+            PyErr_Clear();
+            key = nb::none();
+        }
+    }
+    nb::list all;
+    for (const nb::object& each : passed) all.append(each);
+    return nb::make_tuple(plan, key, nb::tuple(all));
 }
 
 // Tensors of one call.
@@ -359,6 +418,7 @@ void define_overlap(nb::module_& module) {
     module.def("meetings", &meetings);
     module.def("plain", &plain);
     module.def("signature", &signature);
+    module.def("known", &known);
     module.def("plain_tensors", &plain_tensors);
     module.def("borrowed_tensors", &borrowed_tensors);
     module.def("described_tensors", &described_tensors);

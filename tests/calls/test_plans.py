@@ -103,6 +103,36 @@ def test_results_are_looked_at_in_each_call(backend):
         gradkit.accumulate_grad(buffer, np.ones(3))
 
 
+def test_an_option_without_a_hash_is_looked_at_each_time():
+    x = np.array([[1.0, 2.0], [3.0, 5.0]])
+    for axis in (1, np.array(1), 0, np.array(0), np.array(1)):
+        assert gradkit.layer_norm(x, axis=axis)[1].shape == x.shape[: int(axis)]
+
+
+def test_numbers_are_checked_unless_they_are_the_very_ones_of_the_last_call(monkeypatch):
+    buffer, grad, half = np.zeros(3), np.ones(3), 0.5
+
+    def add(**numbers):
+        return gradkit.accumulate_grad(buffer, grad, **numbers).tolist()
+
+    for times in (1, 2, 3):
+        assert add(do_update=True, scale=half) == [times / 2] * 3
+    for name, wrong in (("do_update", 1), ("do_update", 1.0), ("scale", "0.5"), ("scale", [0.5])):
+        with pytest.raises(TypeError, match=name):
+            add(**{"do_update": True, "scale": half, name: wrong})
+    for scale in (np.float64(0.5), 1, 1):  # which a check changes
+        add(scale=scale)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="scale"):
+            add(scale=True)
+    assert add(scale=half) == [4.5] * 3
+    if _host.code is not None:
+        monkeypatch.setattr(dispatch, "_check_passing", None)
+        assert add(scale=half) == [5] * 3
+        with pytest.raises(TypeError, match="not callable"):
+            add(scale=float(np.float64(half)))
+
+
 @pytest.mark.skipif(_host.code is None, reason="nothing is compiled")
 def test_a_result_in_place_of_an_argument_is_known_after_one_call(monkeypatch):
     dy, x, scale = np.random.default_rng(0).normal(size=(3, 4, 4))

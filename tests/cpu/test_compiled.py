@@ -433,7 +433,7 @@ FROM_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("call, names", FROM_NUMBERS.values(), ids=FROM_NUMBERS)
+@pytest.mark.parametrize(("call", "names"), FROM_NUMBERS.values(), ids=FROM_NUMBERS)
 def test_bfloat16_is_a_nan_whatever_the_bits_of_what_it_comes_from(call, names):
     """Rounded as numbers are, some NaNs would be infinite, or zero."""
     rng = np.random.default_rng(0)
