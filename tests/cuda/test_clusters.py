@@ -7,7 +7,7 @@ import gradkit
 from gradkit._calls.rows import LayerNormGrad
 from gradkit._cuda import CudaBackend
 from gradkit._dtypes import dtype_named
-from testbed.emulator import IdleDevice
+from testbed.emulator import IdleDevice, sparse_array
 from testbed.emulator.runtime import SCHEDULES
 from tests.backends import ARCHITECTURE, kernel_mark
 from tests.cuda.test_normalization import Emulated, _check_row_norms, _check_row_variants
@@ -174,3 +174,25 @@ def test_partial_sums_take_little(held, rows, width):
     assert grid[0] % BLOCKS == 0 < grid[0] <= 132 * 7 // 8 * held
     assert BLOCKS * block[0] * 16 >= width
     assert grid[0] >= 96  # most multiprocessors have a block
+
+
+def test_more_elements_than_32_bits_can_count():
+    """The last rows of arrays that are mostly not there, each of a cluster of its own."""
+    width, some = 8200, 2
+    rows = (1 << 32) // width + 1 + some
+    p = make((some, width), ("float16", "float32", "float32"), seed=5, affine=False)
+    on = device(multiprocessors=BLOCKS * rows)
+    dy, x, ds, out = (sparse_array((rows, width), np.float16) for _ in range(4))
+    mean, inv_std = (sparse_array((rows,), np.float32) for _ in range(2))
+    given = ((dy, p.dy), (x, p.x), (ds, p.x), (mean, p.mean), (inv_std, p.inv_std))
+    for whole, part in given:
+        whole[-some:] = part
+    last, known = range(-BLOCKS * some, 0), {"mean": mean, "inv_std": inv_std}
+    with on.device.only_blocks(last):
+        launch(on.run, LayerNormGrad, [out, None, None], dy=dy, x=x, **known)
+        p.check_gradients(on, np.array(out[-some:]), None)
+        alone = np.array(out[-some:], np.float32)
+        launch(on.run, LayerNormGrad, [out, None, None], dy=dy, x=x, ds=ds, **known)
+    added = alone + p.x.astype(np.float32)
+    np.testing.assert_allclose(np.array(out[-some:], np.float32), added, rtol=2e-3, atol=2e-3)
+    assert ("layer_norm_grad_cluster", "ds") in on.device.total_traffic.by_array
