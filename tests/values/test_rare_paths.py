@@ -3,6 +3,8 @@
 A report of what ran of the compiled kernels (tests/ptx/unreached.py) named them.
 """
 
+import math
+
 import numpy as np
 import pytest
 
@@ -123,6 +125,13 @@ def test_one_gradient_of_many_chunks(backend, order):
         found = one_or_each([backend.asarray(host)], order, each=each)
         norm = backend.asnumpy(found).reshape(-1)[0]
         assert float(norm) == pytest.approx(exact, rel=2.0**-23)
+
+
+def test_tiny_numbers_are_added_up_as_exactly_as_others(backend):
+    """What rounding takes from their sums in float32 is subnormal."""
+    host = np.random.default_rng(0).uniform(2.0**-113, 2.0**-111, 4099).astype(np.float32)
+    norm = gradkit.grad_norm([backend.asarray(host)], 1)
+    assert float(backend.asnumpy(norm)) == pytest.approx(math.fsum(host), rel=2.0**-40, abs=0)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3.5, np.inf])
