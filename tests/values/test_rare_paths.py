@@ -18,7 +18,7 @@ from tests import strategies as draw_
 from tests.layouts import LAYOUTS
 from tests.problems import BATCH_TYPES, LAYER_TYPES, make, make_groups, one_or_each
 from tests.tolerances import DTYPES, assert_same_bits
-from tests.values import test_batch_norm_inference
+from tests.values import test_batch_norm_inference, test_statistics
 
 pytestmark = pytest.mark.slow
 
@@ -125,6 +125,13 @@ def test_one_gradient_of_many_chunks(backend, order):
         found = one_or_each([backend.asarray(host)], order, each=each)
         norm = backend.asnumpy(found).reshape(-1)[0]
         assert float(norm) == pytest.approx(exact, rel=2.0**-23)
+
+
+def test_statistics_of_one_gradient_of_many_chunks(backend):
+    """So many that every warp joins several partial results."""
+    host = np.zeros(min(600_000, backend.max_elements * 40), np.float32)
+    host[::1009] = np.arange(1, 1 + len(host[::1009]))
+    test_statistics.check(backend, gradkit.grad_stats([backend.asarray(host)])["0"], [host])
 
 
 def test_tiny_numbers_are_added_up_as_exactly_as_others(backend):
