@@ -267,7 +267,6 @@ def plain(arrays: Sequence[Any], dtypes: set[Any], written: bool, /) -> bool: ..
 def signature(
     backend: Any,
     options: tuple[Any, ...],
-    passed: tuple[Any, ...],
     arrays: Sequence[Any],
     written: int,
     /,

@@ -69,10 +69,7 @@ def opened_here(grads: Any, *, instead: str = "") -> Gradients | None:
 
     Nearly all lists are: for a short one all that may differ takes as long as the work.
     """
-    if not (type(grads) is list and grads):
-        return None
-    first = type(grads[0])
-    if first is not np.ndarray and framework_for(first) is None:
+    if not (type(grads) is list and grads) or framework_for(type(grads[0])) is None:
         return None
     held = Gradients(grads, instead=instead, several=True)
     return held if held.tree is held.arrays and not held.shares else None

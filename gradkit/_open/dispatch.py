@@ -24,7 +24,7 @@ _NUMPY = {np.ndarray, *_ABSENT}
 _MOST = 4096  # plans that are remembered before all are forgotten
 _plans: dict[Any, Plan] = {}
 _PLAIN = {bool, int, float, *_ABSENT}
-_NOT_RUN = object()
+_NOT_RUN = object()  # in the place of a result, which may be None
 _ON_HOST = Given()  # of a call whose numbers are plain
 _ON_HOST.framework, _ON_HOST.like = HOST, None
 
@@ -226,7 +226,7 @@ class Opened(Given):
         arrays = (*outs, *call.ordered(call))
         signature = None
         if _host.code is not None:
-            signature = _host.code.signature(self.backend, call.options(call), (), arrays, 0)
+            signature = _host.code.signature(self.backend, call.options(call), arrays, 0)
         if signature is None:
             signature = _signature(call, self.backend, arrays)
         try:

@@ -281,17 +281,14 @@ class Gradients(Given):
         """Whether compiled code takes arrays as they are; then there is no more to open."""
         if _host.code is None or not own:
             return False
-        write = bool(self._instead)
-        framework: Framework = HOST
-        views: Grads = own
-        if not _host.code.plain(own, _FLOATS, write):
-            found = framework_for(type(own[0]))
-            if found is None or not found.lends:
-                return False
-            readable = found.readable(own, write=write)
-            if readable is None:
-                return False
-            framework, views = found, readable
+        write, framework = bool(self._instead), framework_for(type(own[0]))
+        views: Grads | None = None
+        if _host.code.plain(own, _FLOATS, write):
+            views = own
+        elif framework is not None and framework.lends:
+            views = framework.readable(own, write=write)
+        if framework is None or views is None:
+            return False
         self.arrays, self.views, self.like, self.shares = own, views, own[0], []
         self.framework, self.backend, self._plain = framework, chosen.get(), True
         return True

@@ -125,7 +125,7 @@ template <typename A, int TERMS, typename F> INLINE void sum_lines(
         second[c] += two.sum();
         one = two = {};
     };
-    // Adds rows [row, end) of a channel to totals that hold as many terms as it returns.
+    // Adds rows [row, end) of a channel to totals of `held` terms; returns of how many they are then.
     const auto add_rows = [=](i64 c, i64 row, i64 end, i64 held, T& one, T& two) INLINED {
         for (; row < end; ++row) {
             const auto terms = of(row, c);

@@ -69,7 +69,8 @@ template <typename T> void write_at(char* to, i64 stride, i64 count, const doubl
             plain::narrow(from[k], *reinterpret_cast<E*>(to + k * stride));
 }
 
-// Numbers of one sample, if they are of samples. A NaN is the one that round_to_upper_half() may meet.
+// Numbers of one sample, if they are of samples. A NaN becomes the plain one, which
+// round_to_upper_half() may meet.
 template <typename A> void read_numbers(const Numbers& numbers, i64 first, i64 count, A* to) {
     const auto run = numbers.dtype == F16 ? read_at<plain::f16, A>
         : numbers.dtype == BF16           ? read_at<plain::bf16, A>

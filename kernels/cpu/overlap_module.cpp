@@ -219,11 +219,7 @@ nb::object key_of(nb::handle backend, const Objects& options, const Objects& arr
     return made;
 }
 
-// The same; None also if what no plan depends on is more than numbers.
-nb::object signature(
-    nb::handle backend, nb::tuple options, nb::tuple passed, nb::handle arrays, i64 written
-) {
-    if (!are_plain(objects(passed))) return nb::none();
+nb::object signature(nb::handle backend, nb::tuple options, nb::handle arrays, i64 written) {
     return key_of(backend, objects(options), objects(arrays), written);
 }
 
@@ -236,7 +232,7 @@ void read_fields(nb::handle call, nb::handle names, Objects& into) {
     }
 }
 
-// Whether values are the very ones of a tuple of as many, or None.
+// Whether values are the very ones that are known, in a tuple of as many; None if none are.
 bool are_those(const Objects& values, nb::handle known) {
     if (known.is_none()) return false;
     for (size_t k = 0; k < values.size(); ++k)
@@ -244,9 +240,9 @@ bool are_those(const Objects& values, nb::handle known) {
     return true;
 }
 
-// The plan of a call on NumPy's arrays, if it is among those that are known, by keys as above, and if what
-// it passes on is the very same that passed the checks of the last call. Or that plan or None, the key
-// or None, and what is passed on.
+// The plan of a call, by a key as above, if the numbers that no plan depends on are the very ones that
+// passed their checks in the last call. Else the plan, or None; the key, or None, also if those are more
+// than numbers; and the numbers, to be checked.
 nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple names, nb::tuple outs) {
     Objects options, passed, arrays = objects(outs);
     read_fields(call, names[0], options);
