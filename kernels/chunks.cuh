@@ -9,7 +9,7 @@
 //
 // Such a row begins `lead` elements behind a boundary of packs in memory, so that each of its packs lies
 // in two of memory: a thread reads both, whole, and moves its own out of them. Nothing is read that is not
-// of the row. To write dx in packs of memory, threads exchange a row in shared memory. Columns and the
+// of the row. To write dx in packs of memory, threads exchange their packs in shared memory. Columns and the
 // order of additions do not depend on `lead`, which may be another in each array if there are strides:
 // then elements are read and written one by one (PIECE = 1).
 
@@ -69,32 +69,26 @@ __device__ __forceinline__ void store_chunk(int chunk, T* to, const A (&from)[VE
     else store<VEC, P>(to, from);
 }
 
+// Calls `move` with the number of whole words in `lead` elements, MOST or fewer, as a type: there is code for each,
+// so that a word takes one instruction to move. All threads of a row take the same.
+template <int WORDS> struct Whole {};
+template <int MOST, int WHOLE = 0, typename Move> __device__ __forceinline__ void by_words(u32 lead, Move move) {
+    if (WHOLE == MOST || lead / Raw<DATA_T, VEC>::PER_WORD == WHOLE) move(Whole<WHOLE>{});
+    else if constexpr (WHOLE < MOST) by_words<MOST, WHOLE + 1>(lead, move);
+}
+
 // The pack that begins `lead` elements behind the first of two: WHOLE words and less than one.
 template <int WHOLE, typename T>
-__device__ __forceinline__ Raw<T, VEC> across(const Raw<T, VEC>& first, const Raw<T, VEC>& second, u32 lead) {
+__device__ __forceinline__ Raw<T, VEC> across(
+    Whole<WHOLE>, const Raw<T, VEC>& first, const Raw<T, VEC>& second, u32 lead
+) {
     typedef Raw<T, VEC> Found;
     constexpr int WORDS = Found::WORDS;
     Found found;
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
-        const auto word = [&](int k) { return k < WORDS ? first.word[k] : second.word[k - WORDS]; };
+        const auto word = [&](int k) { return k < WORDS ? first.word[k] : second.word[k % WORDS]; };
         found.word[i] = Found::Of::across(word(WHOLE + i), word(WHOLE + i + 1), lead % Found::PER_WORD);
     }
-    return found;
-}
-
-// The pack that begins `lead` elements before an address that is aligned for packs.
-template <typename T> __device__ __forceinline__ Raw<T, VEC> fetch_before(const T* from, u32 lead) {
-    typedef Raw<T, VEC> Found;
-    constexpr u32 WORDS = Found::WORDS, PER_WORD = Found::PER_WORD;
-    const auto* word =
-        reinterpret_cast<const typename Found::Of::type*>(from) - (lead + PER_WORD - 1) / PER_WORD;
-    Found found;
-#pragma unroll
-    for (int i = 0; i < WORDS; ++i) found.word[i] = word[i];
-    const u32 half = lead % PER_WORD, last = half ? word[WORDS] : 0;
-#pragma unroll
-    for (int i = 0; i < WORDS; ++i)
-        found.word[i] = Found::Of::across(found.word[i], i + 1 < WORDS ? found.word[i + 1] : last, half);
     return found;
 }

@@ -16,9 +16,9 @@
 // gridDim.x; gridDim.z samples (row_starts.cuh), 1 if FROM_OUTPUT. If VEC > 1, width is a multiple of
 // VEC unless ODD, and arrays are aligned for packs (with a `layout`, only scale, bias and partials). ODD
 // rows (chunks.cuh) have at least 2 * VEC + 2 packs, of which x * CHUNKS are all but one, x is at least
-// 3 * VEC - 1, LONG and FROM_OUTPUT are 0, and with a `layout` PIECE is 1. If LONG, x is THREADS, y is 1,
-// and dynamic shared memory has PLANES * CHUNKS * VEC * x elements of type A; if LONG is 2,
-// CHUNKS * VEC * x of PARAM_T follow.
+// 3 * VEC - 1, x * y at most 256 if CHUNKS is 1, LONG and FROM_OUTPUT are 0, and with a `layout` PIECE is 1.
+// If LONG, x is THREADS, y is 1, and dynamic shared memory has PLANES * CHUNKS * VEC * x elements of type A;
+// if LONG is 2, CHUNKS * VEC * x of PARAM_T follow.
 //
 // A thread keeps the sums of its columns in registers for all its rows, and its columns of scale if
 // there are enough registers (KEEP_SCALE); otherwise it rereads scale from the cache. LONG rows
@@ -32,9 +32,12 @@
 
 #define MERGED_THREADS 256
 
+// ODD rows of one pack a thread, of at most 96 threads.
+constexpr bool SHORT_ODD = ACROSS && CHUNKS == 1;
+
 // A block's: exactly, so that compilers know how far apart chunks are, if LONG; at most, otherwise.
 #ifndef THREADS
-#define THREADS 512
+#define THREADS (SHORT_ODD ? MERGED_THREADS : 512)
 #endif
 
 // Threads per row.
@@ -66,8 +69,11 @@ constexpr int SUMS = LONG ? 0 : PLANES * (CHUNKS * VEC + ODD) * words<A>();
 constexpr int TAKEN = needed(ALL_CHUNKS) + ROW + SUMS;
 
 // Two blocks are resident if there are registers for that, and at most eight columns: of twelve, scale would be
-// read from the cache, in four more round trips.
-constexpr int BLOCKS = !LONG && CHUNKS * VEC * words<A>() <= 8 && TAKEN <= registers(THREADS, 2) ? 2 : 1;
+// read from the cache, in four more round trips. Of SHORT_ODD rows three are, where a row's loads are in flight at
+// once all the same: ptxas would take more registers than it needs.
+constexpr bool THREE_BLOCKS = SHORT_ODD && !SINCE_10;
+constexpr bool TWO_BLOCKS = !LONG && CHUNKS * VEC * words<A>() <= 8 && TAKEN <= registers(512, 2);
+constexpr int BLOCKS = THREE_BLOCKS ? 3 : TWO_BLOCKS ? 2 : 1;
 
 // Other rows wait for instructions, and not for memory.
 constexpr bool WAITS_FOR_MEMORY = !LONG && !FROM_OUTPUT && !STRIDED && !ODD && VEC > 1;
@@ -76,7 +82,7 @@ constexpr bool WAITS_FOR_MEMORY = !LONG && !FROM_OUTPUT && !STRIDED && !ODD && V
 // spill for sm_120; a long bias as doubles at strides, for sm_70.
 struct Kept { bool ds, scale, next, bias; };
 constexpr Kept kept() {
-    Room room = {registers(512, BLOCKS) - TAKEN};
+    Room room = {registers(THREE_BLOCKS ? THREADS : 512, BLOCKS) - TAKEN};
     Kept found = {};
     found.bias = HAS_BIAS && ((LONG && !(STRIDED && sizeof(A) == 8)) || PARAMETER <= room.left);
     found.ds = ADDED && BLOCKS == 1 && sizeof(A) == 4 && room.keeps(ROW_OF_DS);
@@ -94,7 +100,8 @@ constexpr bool BIAS_AT_ONCE = kept().bias;
 // is no mean. Where NEVER_EARLY, they stay as they are beyond the last column, and xhat is made 0 there.
 constexpr bool STATISTICS_FIRST = STRIDED || (!LONG && CENTRED);
 constexpr bool NEVER_EARLY =
-    LONG == 1 ? STRIDED || sizeof(DATA_T) == 2 : VEC == 1 && !LONG && sizeof(DATA_T) == 2;
+    LONG ? LONG == 1 && (STRIDED || sizeof(DATA_T) == 2)
+         : (VEC == 1 && sizeof(DATA_T) == 2) || (FROM_OUTPUT && STRIDED && sizeof(A) == 8);
 
 // A thread's part of a row. Its loads are in flight until it is used.
 struct Row {
@@ -107,18 +114,15 @@ struct Row {
 #endif
 };
 
-// Moves a thread's own packs out of those of memory, if ACROSS. There is code for each number of whole
-// words, so that a word takes one instruction; all threads of a row take the same.
-template <int WHOLE = 0> __device__ __forceinline__ void move_own(Row& at, u32 lead) {
-    typedef Raw<DATA_T, VEC> Read;
-    if constexpr (ACROSS && WHOLE < Read::WORDS) {
-        if (lead / Read::PER_WORD != WHOLE) return move_own<WHOLE + 1>(at, lead);
+// Moves a thread's own packs out of those of memory.
+__device__ __forceinline__ void move_own(Row& at, u32 lead) {
+    by_words<Raw<DATA_T, VEC>::WORDS - 1>(lead, [&](auto whole) {
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
-            at.part[c].dy = across<WHOLE>(at.part[c].dy, at.behind[c].dy, lead);
-            at.part[c].source = across<WHOLE>(at.part[c].source, at.behind[c].source, lead);
+            at.part[c].dy = across(whole, at.part[c].dy, at.behind[c].dy, lead);
+            at.part[c].source = across(whole, at.part[c].source, at.behind[c].source, lead);
         }
-    }
+    });
 }
 
 // Issues all loads of a row. Beyond the last row and column everything is 0.
@@ -126,15 +130,16 @@ __device__ __forceinline__ void fetch_row(const Arrays& in, i64 row, i64 rows, i
     const Place place = place_of(in.layout, row);
     const u32 lead = ACROSS ? lead_of(row, width) : 0;
     const int first = column_of(0, width) - static_cast<int>(lead);
-    const DATA_T* dy = in.dy + start_of(in.layout, DY, place, width) + first;
-    const DATA_T* source = in.source + start_of(in.layout, SOURCE, place, width) + first;
-    const DATA_T* ds = DS_WITH_ROW ? in.ds + start_of(in.layout, DS, place, width) + first : nullptr;
+    const int from = VEC == 8 && !STRIDED ? 0 : first;  // 0 takes fewer instructions, and a register more
+    const DATA_T* dy = in.dy + start_of(in.layout, DY, place, width) + from;
+    const DATA_T* source = in.source + start_of(in.layout, SOURCE, place, width) + from;
+    const DATA_T* ds = DS_WITH_ROW ? in.ds + start_of(in.layout, DS, place, width) + from : nullptr;
     const bool exists = LONG || row < rows;
     if (STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);
 #pragma unroll
     for (int c = 0; c < ALL_CHUNKS; ++c) {
         const bool inside = exists && is_inside(c, width);
-        const i64 offset = chunk_offset(c, width) + (is_border(c) ? lead : 0);
+        const i64 offset = is_border(c) ? column_of(c, width) - from : chunk_offset(c, width) + (first - from);
         to.part[c].dy = fetch_chunk(c, inside, dy + offset);
         to.part[c].source = fetch_chunk(c, inside, source + offset);
         if (DS_WITH_ROW) to.ds[c] = fetch_chunk(c, inside, ds + offset);
@@ -206,6 +211,7 @@ __device__ __forceinline__ Pair<A> sum_row(
         // Beyond the last column xhat is 0. With the row's statistics it could overflow, and
         // 0 * xhat would be NaN.
         const bool inside = is_inside(c, width);
+        if (ACROSS && is_border(c) && !inside) continue;  // as nearly all threads
         const Statistics here = NEVER_EARLY || inside ? of : Statistics{0, 0};
         const Parameters parameters = {scale_of(in.scale, own, c, width), biases[c]};
 #pragma unroll
@@ -256,16 +262,26 @@ __device__ __forceinline__ void write_row(
 }
 
 #if ODD && !STRIDED
-// Writes a row from shared memory: by packs of memory, and what lies in none of those one by one.
+// Writes a row from shared memory: by packs of memory, each of which lies in two of the row's, and what lies in
+// none one by one.
 __device__ __forceinline__ void write_exchanged(const DATA_T* row, DATA_T* dx, int width, u32 lead) {
+    Raw<DATA_T, VEC> before[CHUNKS], own[CHUNKS];
     const int begin = column_of(0, width);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const DATA_T* from = row + begin + chunk_offset(c, width);
+        const bool exists = column_of(c, width) < packed(width);
+        before[c] = fetch_if<VEC>(exists, from - VEC, DATA_T{});
+        own[c] = fetch_if<VEC>(exists, from, DATA_T{});
+    }
+    by_words<Raw<DATA_T, VEC>::WORDS>(VEC - lead, [&](auto whole) {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) own[c] = across(whole, before[c], own[c], VEC - lead);
+    });
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c)
         if (column_of(c, width) < packed(width))
-            store<VEC>(
-                dx + begin - lead + chunk_offset(c, width),
-                fetch_before(row + begin + chunk_offset(c, width), lead)
-            );
+            store<VEC>(dx + begin - lead + chunk_offset(c, width), own[c]);
     const int alone = column_of(CHUNKS, width), away = static_cast<int>(lead);
     const bool in_pack = alone >= VEC - away && alone < packed(width) - away;
     if (alone < width && !in_pack) dx[alone] = row[alone];
@@ -339,15 +355,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) layer_norm_grad(
         fetch_row(in, AHEAD ? row + step : row, end, width, AHEAD ? next : at);
         const Statistics of = widen(at.of);
         const u32 lead = lead_of(row, width);
-        move_own(at, lead);
-        Pair<A> means = row_sums(sum_row(in, of, width, own, at), slots, turn);
+        if (ACROSS) move_own(at, lead);
+        Pair<A> means = row_sums<ODD>(sum_row(in, of, width, own, at), slots, turn);
         means.first = means.first * share;
         means.second = means.second * share;
         const Place place = place_of(in.layout, row);
         DATA_T* to = dx + start_of(in.layout, DX, place, width);
 #if ODD && !STRIDED
         // Read before the barrier of the next row's sums, or by the warp that wrote it.
-        __shared__ Raw<DATA_T, VEC> exchanged[THREADS * CHUNKS + 3];
+        __shared__ Raw<DATA_T, VEC> exchanged[THREADS * CHUNKS + 3 * MERGED_THREADS / WARP];
         DATA_T* between = reinterpret_cast<DATA_T*>(exchanged + threadIdx.y * (blockDim.x * CHUNKS + 3));
         if (row < end) write_row(in, between, place, width, at, own, of, means);
         __syncthreads();

@@ -19,6 +19,7 @@ template <typename T, bool PAIRS> struct Word {
     __device__ static __forceinline__ T both(T x) { return x; }
     __device__ static __forceinline__ T half(T word, int) { return word; }
     __device__ static __forceinline__ void put(T& word, int, T x) { word = x; }
+    __device__ static __forceinline__ T across(T first, T, int) { return first; }
 };
 template <typename T> struct Word<T, true> {
     typedef u32 type;

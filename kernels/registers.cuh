@@ -18,9 +18,18 @@
 // That a block's threads have each, if so many blocks are resident.
 constexpr int registers(int threads, int blocks) { return 65536 / (threads * blocks) & -8; }
 
-// That a thread needs besides what it keeps, for so many packs: more for addresses at strides, and for what lies
-// in two packs of memory.
-constexpr int needed(int packs) { return 27 + 4 * packs + (STRIDED ? 10 : 0) + (ODD ? 4 : 0); }
+// From compute capability 10.0 on, ptxas makes more use of registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool SINCE_10 = true;
+#else
+constexpr bool SINCE_10 = false;
+#endif
+
+// That a thread needs besides what it keeps, for so many packs: more for addresses at strides, of single elements if
+// rows are odd, and for what lies in two packs of memory.
+constexpr int needed(int packs) {
+    return 27 + 4 * packs + (STRIDED ? 14 : 0) + (ODD ? STRIDED && SINCE_10 ? 24 : 4 : 0);
+}
 
 // What is left of some registers.
 struct Room {

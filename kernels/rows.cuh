@@ -36,10 +36,11 @@ template <typename T> __device__ __forceinline__ T warp_sums(T value, int width)
 // multiple of 32, at most 1024. All threads of the block must call it. `slots` holds 2 * 32 values. `turn`
 // counts the calls: two calls in a row use different slots, and the barrier of the call between them
 // separates a call's writes from the reads of the last call with the same slots. So one barrier per call
-// is enough.
-template <typename T> __device__ __forceinline__ T row_sums(T value, T* slots, int turn) {
+// is enough. WHOLE_WARPS: blockDim.x is at least 32.
+template <bool WHOLE_WARPS = false, typename T>
+__device__ __forceinline__ T row_sums(T value, T* slots, int turn) {
     const int threads = blockDim.x;
-    const int width = threads < WARP ? threads : WARP;
+    const int width = !WHOLE_WARPS && threads < WARP ? threads : WARP;
     value = warp_sums(value, width);
     if (threads <= WARP) return value;  // the whole block takes the same branch
     const int warps = threads / WARP;
