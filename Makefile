@@ -172,7 +172,7 @@ mutants-driver: build/mutants/driver/main.json ## run the mutation tests of what
 	.venv-cupy14/bin/python -m tests.mutants --driver $(MUTANTS)
 
 mutants-fast: $(STAMP) build/mutants/tests/main.json ## run a fixed sample of the mutation tests of Python code (4 min)
-	$(BIN)/python -m tests.mutants --each 1 --seconds 200 --cap 40 --only gradkit/
+	$(BIN)/python -m tests.mutants --each 1 --seconds 160 --cap 40 --only gradkit/
 
 mutants-kernels: $(STAMP) build/mutants/tests/main.json ## the same of the kernels, after `make test-slow` (20 min)
 	$(BIN)/python -m tests.mutants --each 1 --cap 120 --only kernels/

@@ -43,7 +43,7 @@ def test_what_is_refused(backend, title):
 
 @pytest.mark.guarantee("Safe from overflow", "No gradients", "No cancellation", "In place or not")
 @pytest.mark.guarantee("Dtypes", "Casting", "Aliasing")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("title", answered())
 def test_what_is_answered(backend, title):
     try_all(backend, title)
@@ -56,6 +56,7 @@ def test_other_rows_are_held_elsewhere():
 
 
 @pytest.mark.guarantee("In place or not")
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("function", OPERATIONS)
 def test_what_the_rows_change_is_good(backend, function):
     """Each row's error is the fault of what it changed: without it there is none."""

@@ -80,14 +80,21 @@ def test_lists(name, layout):
             assert working_memory(operation, **given) <= WORKING_MEMORY, operation.name
 
 
+ARRAYS = [("float32", "C"), ("float16", "stepped"), ("float64", "Fortran")]
+
+
 @pytest.mark.guarantee("Bounded")
 @pytest.mark.sampled(31)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize(
-    ("name", "layout"),
-    [("float32", "C"), ("float16", "stepped"), ("float64", "Fortran")],
+    ("kind", "name", "layout"),
+    [  # of each shape, two kinds of arrays
+        (kind, *ARRAYS[(k + more) % len(ARRAYS)])
+        for more in (0, 1)
+        for k, kind in enumerate(SHAPES)
+    ],
 )
-def test_norms(shape, name, layout):
+def test_norms(kind, name, layout):
+    shape = SHAPES[kind]
     x = LAYOUTS[layout](shape, DTYPES[name])
     wide = "float64" if name == "float64" else "float32"
     groups = shape[1] // min(shape[1], 4)

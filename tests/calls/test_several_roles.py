@@ -28,6 +28,7 @@ def lying(backend, host, gap):
 
 
 @pytest.mark.guarantee("Aliasing")
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("types", [FLOAT32, ("bfloat16", "float32", "bfloat16")], ids="-".join)
 @pytest.mark.parametrize("gap", [0, 3])
 @pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -54,7 +54,7 @@ def test_row_norms(shape, types):
     _check_row_norms(device(), shape, types)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("shape", "types"), CASES, ids=str)
 def test_row_variants(shape, types):
     _check_row_variants(device(), shape, types, gap=1 + 15 * (sum(shape) % 2))

@@ -208,7 +208,7 @@ def test_an_operation_by_itself(make, name, dtypes):
     assert set(make.device.compiled) == warmed
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("gpu", "dtypes"),

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 python=$1
 shift
 out=build/sanitized
-flags="-std=c++17 -O1 -g -Wall -Wextra -ffp-contract=off -fno-sanitize-recover=all -pthread"
+flags="-std=c++17 -O1 -g1 -Wall -Wextra -ffp-contract=off -fno-sanitize-recover=all -pthread"
 mkdir -p $out
 
 echo "ThreadSanitizer: the pool and the norms over rows"

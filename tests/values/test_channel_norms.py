@@ -109,6 +109,7 @@ def test_a_mean_of_many_deviations(backend, last, norm, types):
 
 
 @TYPED
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", [(9, 24, 7, 7), (3, 24, 9), (2, 48, 255)], ids=str)
 def test_packs_that_two_channels_share(backend, norm, types, shape):
     p = norm.make(shape, types)
