@@ -74,7 +74,10 @@ void Shadow::set_initialised(uint64_t start, uint64_t end, bool value) {
     }
     Page& page = *pages_[number];
     uint64_t from = std::max(start, first), to = std::min(end, last);
-    for (uint64_t a = from; a < to; a += uint64_t{1} << page.shift) page.at(a)->initialised = value;
+    const uint64_t cell = uint64_t{1} << page.shift;
+    // A cell of which a part was written counts as written: the other part may be other memory's.
+    if (!value) from += cell - 1, to = to / cell * cell;
+    for (uint64_t a = from / cell * cell; a < to; a += cell) page.at(a)->initialised = value;
   });
 }
 

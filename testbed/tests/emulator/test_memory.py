@@ -98,6 +98,26 @@ def test_beside_what_a_kernel_wrote_memory_is_blank(device):
         copy((1,), (8,), (partly, out, np.int32(5), np.int32(8)))
 
 
+@pytest.mark.parametrize(("begin", "end"), [(0, 5), (3, 8), (3, 21)])
+def test_blank_memory_ends_within_a_number(device, begin, end):
+    """The other bytes of the number are someone else's, and may look blank."""
+    copies = {
+        size: device.compile(COPY.replace("T", of)).get_function("copy")
+        for size, of in ((1, "unsigned char"), (8, "double"))
+    }
+    pages, out = device.xp.empty(3 << 12, np.uint8), device.xp.zeros(64, np.uint8)
+    memory = pages[-pages.ctypes.data % (1 << 12) :][:64]  # of a page that no bytes were read in
+    numbers, start = memory.view(np.float64), memory.ctypes.data
+    device.runtime.mark_initialised(start, start + 64)
+    copies[8]((1,), (8,), (numbers, numbers, np.int32(0), np.int32(8)))
+    device.runtime.mark_uninitialised(start + begin, start + end)
+    copies[1]((1,), (8,), (memory, out, np.int32(24), np.int32(64)))  # byte by byte
+    for first, last in ((0, begin), (end, 24)):
+        copies[1]((1,), (8,), (memory, out, np.int32(first), np.int32(last)))
+    device.runtime.mark_initialised(start + begin, start + end)
+    copies[1]((1,), (8,), (memory, out, np.int32(0), np.int32(24)))
+
+
 def test_memory_given_back_counts_as_written():
     device = EmulatedDevice()
     kernel = device.compile(IN_PLACE, ("-DSHIFT=i",)).get_function("both")
