@@ -69,9 +69,11 @@ __device__ __forceinline__ void store_chunk(int chunk, T* to, const A (&from)[VE
     else store<VEC, P>(to, from);
 }
 
-// Calls `move` with the number of whole words in `lead` elements, MOST or fewer, as a type: there is code for each,
-// so that a word takes one instruction to move. All threads of a row take the same.
+// A number of words as a type.
 template <int WORDS> struct Whole {};
+
+// Calls `move` with the number of whole words in `lead` elements, MOST or fewer: there is code for each, so that a
+// word takes one instruction to move. All threads of a row take the same.
 template <int MOST, int WHOLE = 0, typename Move> __device__ __forceinline__ void by_words(u32 lead, Move move) {
     if (WHOLE == MOST || lead / Raw<DATA_T, VEC>::PER_WORD == WHOLE) move(Whole<WHOLE>{});
     else if constexpr (WHOLE < MOST) by_words<MOST, WHOLE + 1>(lead, move);

@@ -16,6 +16,8 @@ from gradkit._calls.rows import (
     RmsNormGrad,
 )
 from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch.grids import chunks_of, row_threads
+from gradkit._cuda.row_gradient import LAYER, row_plans
 from testbed.emulator import EmulatedDevice, IdleDevice
 from tests.problems import launch
 from tests.tolerances import DTYPES
@@ -103,6 +105,14 @@ def test_gradients_find_packs_in_odd_rows_that_a_block_holds(dtype, width, size)
     apart = packs(LayerNormGrad, rows_at(1, 0, width, dtype))
     assert apart in ((size, x.itemsize), {(size, size), (size, x.itemsize)})
     assert packs(InvertibleLayerNormGrad, x) == (x.itemsize, x.itemsize)
+
+
+def test_odd_rows_of_one_pack_a_thread_have_short_blocks():
+    """No width asks for more threads than the kernel is compiled for."""
+    few, most, *_ = row_plans(LAYER, itemsize=2, vector=8, clusters=False)
+    for packs in range(17, 1024):
+        if chunks_of(packs, few.chunks, most.chunks, few.threads) == few.chunks:
+            assert row_threads(packs, few.threads) <= 96
 
 
 @pytest.mark.parametrize("kind", KINDS)
