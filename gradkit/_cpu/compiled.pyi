@@ -1,6 +1,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from gradkit._calls.roles import (
     BatchMean,
     BatchVar,
@@ -29,6 +31,8 @@ def use_instruction_set(name: str, /) -> None: ...
 # What XLA calls by itself, on so many threads at most: capsules by name.
 xla_handlers: dict[str, Any]
 
+# So many bytes, undefined, that are kept for the next ones when nothing holds them.
+def memory(size: int, /) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
 def use_threads(count: int, /) -> None: ...
 def calls_of(work: Callable[[], object], /) -> list[tuple[Any, ...]]: ...
 def forward(

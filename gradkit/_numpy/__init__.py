@@ -5,14 +5,13 @@ outputs that they are given. Files that are named as public modules are hold the
 others say how arrays are cut (``blocks``, ``row_blocks``, ``channels``), summed and rounded.
 """
 
-import math
 from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
 from numpy import empty as empty
 
-from gradkit._backend import Shape, Spec
+from gradkit._backend import Spec
 from gradkit._numpy.accumulation import *
 from gradkit._numpy.averaging import *
 from gradkit._numpy.batch_normalization import *
@@ -28,34 +27,10 @@ from gradkit._numpy.spikes import *
 from gradkit._numpy.statistics import *
 from gradkit._numpy.steps import *
 
-# Bytes from which on glibc takes memory from the system for each array, and of a huge page.
-_LARGE, _HUGE_PAGE = 1 << 25, 1 << 21
-
 
 def outputs(specs: Sequence[Spec | None]) -> list[Array | None]:
-    """New arrays as these specs say, whose contents are undefined; the first is the largest."""
-    made: list[Array | None] = []
-    for spec in specs:  # in C order without a frame for each, a tenth of a small call
-        made.append(
-            spec and (spec.allocate(empty) if spec.order else empty(spec.shape, spec.dtype))
-        )
-    if made and made[0] is not None and made[0].nbytes >= _LARGE:
-        made.clear()  # nothing was written to them
-        made += [spec and spec.allocate(_on_huge_pages) for spec in specs]
-    return made
-
-
-def _on_huge_pages(shape: Shape, dtype: np.dtype[Any]) -> Array:
-    """A new array which, if it is large, has huge pages to itself.
-
-    Linux cuts those into small ones where something else is written before: glibc's header.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if size < _LARGE:
-        return empty(shape, dtype)
-    memory = empty((-(-size // _HUGE_PAGE) + 1) * _HUGE_PAGE, np.uint8)
-    start = -address(memory) % _HUGE_PAGE
-    return memory[start : start + size].view(dtype).reshape(shape)
+    """New arrays as these specs say, whose contents are undefined."""
+    return [spec and spec.allocate(empty) for spec in specs]
 
 
 def scalar(value: Any) -> Array:

@@ -12,6 +12,7 @@
 #include "exact_module.h"
 #include "module.h"
 #include "operation.h"
+#include "results.h"
 #include "row_calls.h"
 #include "statistics.h"
 #include "tensors.h"
@@ -437,6 +438,7 @@ NB_MODULE(compiled, module) {
     define<combine>(module, "combine", a, a, a, a, a, a);
     define_lists(module);
     define_overlap(module);
+    define_results(module);
     define_tensors(module);
     define_xla_lists(module);
     bind_exact_sums(module);
