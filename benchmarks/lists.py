@@ -32,7 +32,7 @@ CLIPPING = {
 
 
 class Changing:
-    """A number that a caller passes, another one in every call; each caller has a copy."""
+    """A number that callers pass, another one in every call."""
 
     def __init__(self, values: Callable[[], Iterator[float]]) -> None:
         self._values, self._next = values, iter(values()).__next__

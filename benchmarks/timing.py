@@ -37,11 +37,12 @@ class Case:
     """One operation on one shape, by gradkit and every peer that has it.
 
     ``table`` has the operation by gradkit and by peers (see peers.py); ``arguments`` makes what
-    they take. Each has its own copies of the arguments that are ``written``. ``bytes`` counts what
-    must be read and written, without scratch. ``out``: gradkit also writes into given arrays. A
-    target is a minimum ratio of a peer's time to gradkit's (under the peer's name), a minimum
-    fraction of the copy's bandwidth ("copy"), or a maximum in milliseconds ("ms", "wall ms").
-    ``checked`` selects what is compared with the formula.
+    they take, the same arrays for all: of copies, one may lie better in memory than another. Calls
+    write those that are ``written``. ``bytes`` counts what must be read and written, without
+    scratch. ``out``: gradkit also writes into given arrays. A target is a minimum ratio of a peer's
+    time to gradkit's (under the peer's name), a minimum fraction of the copy's bandwidth ("copy"),
+    or a maximum in milliseconds ("ms", "wall ms"). ``checked`` selects what is compared with the
+    formula.
     """
 
     operation: str
@@ -67,9 +68,9 @@ class Case:
         ours = [name for name in self.table if name.startswith(OURS)]
         others = [name for name in everyone if self.peers is None or name in self.peers]
         for name, make in peers.makers(self.table, [*ours, *others]).items():
-            found[name] = lambda make=make: make(self._own(arguments))
+            found[name] = lambda make=make: make(arguments)
             if self.out and name == OURS:
-                found[OUT] = lambda make=make: _with_out(make(self._own(arguments)), device)
+                found[OUT] = lambda make=make: _with_out(make(arguments), device)
         if self.note == OVERHEAD and (launch := device.launch()):
             found[LAUNCH] = lambda: launch
         return found
