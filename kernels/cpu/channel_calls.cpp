@@ -35,7 +35,7 @@ constexpr i64 SHORT_LINE = 16;
 constexpr i64 AHEAD = 8192;
 // Bytes of a result from which on it is written past the caches: with what reads it afterwards, a
 // smaller one takes longer so.
-constexpr i64 STREAMED = 1 << 24;
+constexpr i64 STREAMED = 1 << 23;
 // Times this, float64 numbers, their differences and squares add up without overflow. What it takes
 // from the smallest counts for nothing beside those that overflowed.
 constexpr double SMALL = 0x1p-600;
@@ -212,7 +212,9 @@ template <typename A> struct Shared {
           columns(layout.channels * layout.spread),
           size(layout.samples * layout.channels * layout.space),
           count(static_cast<double>(layout.width * layout.space)),
-          streamed(size * item >= STREAMED && out.data != x.data && out.data != dy.data),
+          streamed(
+              item > 2 && size * item >= STREAMED && out.data != x.data && out.data != dy.data
+          ),
           shares(call.groups ? share_count() : 1),
           scale(numbers(call.scale, 1)),
           bias(numbers(call.bias, -0.0)),  // which changes no number that it is added to
@@ -641,7 +643,7 @@ public:
                 dy, x, at.lines, at.channels, at.count, number(this->MEAN, at),
                 number(this->INV_STD, at), number(this->SCALE, at), number(this->OF_PRODUCT, at),
                 number(this->OF_W, at), number(this->OUTER, at), out, streamed,
-                to_next_row(x, out, at)
+                to_next_group(at, to_next_row(x, out, at))
             );
         if (!found.data)
             each_run(this->shared.out, at, [&](i64 k, i64 count, const Axes& axes) {
@@ -677,6 +679,13 @@ private:
         const bool apart = few && out.stride > at.channels * at.count * this->shared.item;
         const bool alike = x.stride == out.stride && x.channel == out.channel;
         return apart && alike && !this->shared.streamed ? out.data - x.data + out.stride : 0;
+    }
+
+    // A gradient's next group is fetched meanwhile: what it waits for is twice what a forward pass does.
+    Ahead to_next_group(const Piece& at, i64 next_row) const {
+        const i64 size = at.channels * at.lines * at.count * this->shared.item;
+        const bool groups = this->shared.call.groups && this->pieces == 1;
+        return groups ? Ahead{size, size} : Ahead{next_row, 0};
     }
 
     Apart(Shared<A>& shared, i64 line, i64 channels)

@@ -29,16 +29,6 @@ template <typename A, typename F> INLINE void each_column(i64 count, F visit) {
     for (; j < count; ++j) visit(j, A{});
 }
 
-// By halves: lanes that are half a vector apart.
-template <typename A, int COUNT> INLINE A sum_of(typename VectorOf<A, COUNT>::type lanes) {
-    if constexpr (COUNT == 2) {
-        return lanes[0] + lanes[1];
-    } else {
-        typedef typename VectorOf<A, COUNT / 2>::type Half;
-        return sum_of<A, COUNT / 2>(converted<Half>(lanes) + converted<Half, COUNT / 2>(lanes));
-    }
-}
-
 // Totals of a sum, the same whatever a vector holds: of elements LANES apart, and of those that are
 // beyond the last 64 bytes of a line.
 template <typename A> struct Totals {
@@ -48,12 +38,13 @@ template <typename A> struct Totals {
 
     V vectors[count], rest[half];
 
-    INLINE double sum() const {
+    // Those of a vector: lanes that are vectors apart are added up.
+    INLINE V lanes() const {
         V folded[half];
         for (int v = 0; v < half; ++v) folded[v] = vectors[v] + vectors[v + half] + rest[v];
         for (int next = half / 2; next > 0; next /= 2)
             for (int v = 0; v < next; ++v) folded[v] += folded[v + next];
-        return static_cast<double>(sum_of<A, length>(folded[0]));
+        return folded[0];
     }
 };
 
@@ -121,8 +112,10 @@ template <typename A, int TERMS, typename F> INLINE void sum_lines(
     constexpr i64 most = TERMS * LANES<A>;
     for (i64 c = 0; c < channels; ++c) first[c] = second[c] = 0;
     const auto fold = [=](i64 c, T& one, T& two) INLINED {
-        first[c] += one.sum();
-        second[c] += two.sum();
+        const auto sums =
+            both_by_halves(one.lanes(), two.lanes(), typename UpTo<T::length>::type());
+        first[c] += static_cast<double>(sums[0]);
+        second[c] += static_cast<double>(sums[T::length / 2]);
         one = two = {};
     };
     // Adds rows [row, end) of a channel to totals of `held` terms; returns of how many they are then.
@@ -144,7 +137,8 @@ template <typename A, int TERMS, typename F> INLINE void sum_lines(
     if (rows == 1) {  // totals stay in registers
         for (i64 c = 0; c < channels; ++c) {
             T one = {}, two = {};
-            add_rows(c, 0, 1, 0, one, two);
+            if (count <= most) add_columns(0, count, one, two, of(0, c));
+            else add_rows(c, 0, 1, 0, one, two);
             fold(c, one, two);
         }
         return;
@@ -168,10 +162,13 @@ template <typename A, int TERMS, typename F> INLINE void sum_lines(
 }
 
 // Asks for what lies so many bytes from these elements: a little at a time, or a processor waits.
-template <typename T> INLINE void fetch(const Element<T>* from, i64 count, i64 ahead) {
+enum Cache { L2 = 2, L1 };
+template <Cache INTO = L1, typename T> INLINE void fetch(
+    const Element<T>* from, i64 count, i64 ahead
+) {
     const char* data = reinterpret_cast<const char*>(from) + ahead;
 #pragma GCC unroll 4
-    for (i64 k = 0; k < count * i64{sizeof(T)}; k += 64) __builtin_prefetch(data + k);
+    for (i64 k = 0; k < count * i64{sizeof(T)}; k += 64) __builtin_prefetch(data + k, 0, INTO);
 }
 
 // Writes of(channel)(j, V) to column j of each channel of a row.
@@ -269,10 +266,12 @@ template <typename T, typename A> void normalise(
     run(x, rows, channels, count, mean, factor, offset, y, streamed, ahead);
 }
 
-template <bool FETCHES, typename T, typename A> INLINE void differentiate_lines(
+enum class Fetches { NOTHING, NEXT_ROW, NEXT_GROUP };
+
+template <Fetches FETCHES, typename T, typename A> INLINE void differentiate_lines(
     Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
     const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed,
-    i64 ahead
+    Ahead ahead
 ) {
     for (i64 r = 0; r < rows; ++r)
         write_row<T, A>(dx, r, channels, count, streamed, [=](i64 c) INLINED {
@@ -281,7 +280,13 @@ template <bool FETCHES, typename T, typename A> INLINE void differentiate_lines(
             const A of_product_ = of_product[c], of_w_ = of_w[c], outer_ = outer[c];
             return [=](i64 j, auto kind) INLINED {
                 typedef decltype(kind) V;
-                if constexpr (FETCHES && sizeof(V) > sizeof(A)) fetch(own + j, LENGTH<V>, ahead);
+                constexpr bool one = sizeof(V) == sizeof(A);
+                if constexpr (FETCHES == Fetches::NEXT_ROW && !one)
+                    fetch(own + j, LENGTH<V>, ahead.x);
+                if constexpr (FETCHES == Fetches::NEXT_GROUP && !one) {
+                    fetch<L2>(gradient + j, LENGTH<V>, ahead.dy);
+                    fetch<L2>(own + j, LENGTH<V>, ahead.x);
+                }
                 return derivative(
                     read<V>(gradient + j), read<V>(own + j), mean_, inv_std_, scale_, of_product_,
                     of_w_, outer_
@@ -293,9 +298,11 @@ template <bool FETCHES, typename T, typename A> INLINE void differentiate_lines(
 template <typename T, typename A> void differentiate(
     Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
     const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed,
-    i64 ahead
+    Ahead ahead
 ) {
-    const auto run = ahead ? differentiate_lines<true, T, A> : differentiate_lines<false, T, A>;
+    const auto run = ahead.dy ? differentiate_lines<Fetches::NEXT_GROUP, T, A>
+        : ahead.x             ? differentiate_lines<Fetches::NEXT_ROW, T, A>
+                              : differentiate_lines<Fetches::NOTHING, T, A>;
     run(dy, x, rows, channels, count, mean, inv_std, scale, of_product, of_w, outer, dx, streamed, ahead);
 }
 

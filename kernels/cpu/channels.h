@@ -45,7 +45,7 @@ template <typename A> struct ChannelKernels {
     void (*differentiate)(
         Lines dy, Lines x, i64 lines, i64 channels, i64 count, const A* mean, const A* inv_std,
         const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed,
-        i64 ahead
+        Ahead ahead
     );
     void (*multiply)(
         Lines dy, i64 lines, i64 channels, i64 count, const A* outer, Lines dx, bool streamed

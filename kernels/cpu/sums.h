@@ -60,6 +60,31 @@ template <typename V, int FIRST = 0, typename From> INLINE V converted(From from
     return converted<V, FIRST>(from, typename UpTo<LENGTH<V>>::type());
 }
 
+// Lanes I of two vectors, side by side: those of the second one follow the first one's.
+template <int... I, typename V> INLINE V lanes_of(V first, V second) {
+#ifdef __clang__
+    return __builtin_shufflevector(first, second, I...);
+#else
+    return __builtin_shuffle(first, second, decltype(V{} == V{}){I...});
+#endif
+}
+
+// The sum of a vector's lanes is that of lanes DISTANCE apart, which are added up, and so on.
+template <int DISTANCE, typename V, int... I> INLINE V by_halves(V lanes, Indices<I...> all) {
+    if constexpr (DISTANCE == 0)
+        return lanes;
+    else
+        return by_halves<DISTANCE / 2>(lanes + lanes_of<(I ^ DISTANCE)...>(lanes, lanes), all);
+}
+
+// Of two vectors at once, for half of the instructions: the sums are at 0 and in the middle.
+template <typename V, int... I> INLINE V both_by_halves(V first, V second, Indices<I...> all) {
+    constexpr int length = sizeof...(I), half = length / 2;
+    const V lower = lanes_of<(I % half + I / half * length)...>(first, second);
+    const V upper = lanes_of<(I % half + I / half * length + half)...>(first, second);
+    return by_halves<half / 2>(lower + upper, all);
+}
+
 // Vectors of 16-bit numbers.
 template <int COUNT> struct Halves {
     typedef typename VectorOf<uint16_t, COUNT>::type Stored;
