@@ -64,7 +64,7 @@ class Case:
 
     def makers(self, device: Device, everyone: Sequence[str]) -> dict[str, Callable[[], Call]]:
         """Return for gradkit and each peer a function that makes the call to be timed."""
-        arguments, found = self.arguments(), dict[str, Callable[[], Call]]()
+        arguments, found = self._own(self.arguments()), dict[str, Callable[[], Call]]()
         ours = [name for name in self.table if name.startswith(OURS)]
         others = [name for name in everyone if self.peers is None or name in self.peers]
         for name, make in peers.makers(self.table, [*ours, *others]).items():
