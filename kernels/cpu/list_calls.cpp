@@ -1,10 +1,12 @@
 #include "list_calls.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "numbers.h"
 #include "pool.h"
 
 #define ISA plain
@@ -25,8 +27,10 @@ constexpr bool BACKWARDS = true;
 constexpr i64 TERMS = 1 << 9, UNIT_PIECE = 1 << 12;
 // Neighbouring units that are read side by side if their own elements are not.
 constexpr i64 TILE = 16;
-// The side of `scale_each` that has a factor for each element.
+// The side of `scale_each` that has a factor for each element, or for so many in a row that the factor
+// need not be repeated.
 constexpr int FACTORS = 2;
+constexpr i64 LONG_RUN = 32;
 // Between questions whether to give up.
 constexpr std::chrono::milliseconds PATIENCE(50);
 
@@ -150,14 +154,31 @@ public:
 
     const std::vector<Piece>& pieces() const { return pieces_; }
 
-    // Whether a side has one element for all of a piece's array. Of FACTORS it is not repeated.
-    bool constant(i64 number, int side) const {
+    // How many elements in a row have one factor.
+    i64 factor_run(i64 number) const {
         const List::Entry& entry = list_.entries_[pieces_[number].entry];
-        if (entry.strides < 0) return false;
-        const Axes& axes = list_.strides_[entry.strides].of[side];
-        bool found = true;
-        for (int axis = 0; axis < axes.count; ++axis) found = found && axes.at[axis].stride == 0;
-        return found;
+        if (entry.strides < 0) return 1;
+        const Axes& axes = list_.strides_[entry.strides].of[FACTORS];
+        i64 run = 1;
+        for (int axis = axes.count - 1; axis >= 0 && axes.at[axis].stride == 0; --axis)
+            run *= axes.at[axis].length;
+        return run;
+    }
+
+    // Calls visit(from, count, factor) for such runs of a piece.
+    template <typename F> void each_factor(i64 number, F visit) const {
+        const Piece& piece = pieces_[number];
+        const List::Entry& entry = list_.entries_[piece.entry];
+        const Axes& axes = list_.strides_[entry.strides].of[FACTORS];
+        const i64 run = factor_run(number);
+        for (i64 at = piece.begin, end; at < piece.end; at = end) {
+            end = at_most(at - at % run + run, piece.end);
+            double factor = 1;
+            plain::for_each(entry.data[FACTORS], axes, at, 1, [&](const char* own, i64) {
+                std::memcpy(&factor, own, sizeof factor);
+            });
+            visit(at - piece.begin, end - at, factor);
+        }
     }
 
     // Calls visit(piece, entry's dtypes, addresses, elements), which may write to the sides WRITTEN.
@@ -186,10 +207,7 @@ private:
             there[k] = entry.strides < 0 || list_.strides_[entry.strides].gapless[k];
             at[k] = entry.data[k] + piece.begin * bytes_of(entry.dtype[k]);
             if (there[k]) continue;
-            if (k == FACTORS && constant(number, k)) {
-                at[k] = entry.data[k];
-                continue;
-            }
+            if (k == FACTORS && factor_run(number) >= LONG_RUN) continue;
             at[k] = scratch_.get() + (slot * MOST_SIDES + k) * PIECE * i64{sizeof(double)};
             copy<true>(entry, k, piece.begin, count, at[k]);
         }
@@ -351,88 +369,110 @@ bool part_of_all(const List& list, const ListSetting& setting, double p, Part& p
 
 namespace {
 
-// Blocks of units, of which each is summed up by one thread.
+// Blocks of the units of some arrays, of which each is summed up by one thread.
 class UnitBlocks : public Patient {
 public:
-    UnitBlocks(const Units& units, const ListSetting& setting, double p, Part* parts)
-        : Patient(setting.given_up),
-          units_(units),
-          part_(setting.kernels.part[units.dtype]),
-          p_(p),
-          parts_(parts),
-          threads_(units.count * units.size < WORTH_THREADS ? 1 : setting.threads),
-          there_(plain::has_no_gaps(units.array.columns, bytes_of(units.dtype))),
-          step_(there_ ? 1 + PIECE / (units.size + 1) : TILE) {
-        if (!there_) scratch_.reset(new char[threads_ * TILE * UNIT_PIECE * sizeof(double)]);
+    UnitBlocks(const std::vector<Units>& arrays, const ListSetting& setting, double p, bool mean)
+        : Patient(setting.given_up), arrays_(arrays), kernels_(setting.kernels), p_(p), mean_(mean) {
+        i64 elements = 0;
+        bool gaps = false;
+        ends_.reserve(arrays.size());
+        for (const Units& units : arrays) {
+            const i64 step = step_of(units);
+            ends_.push_back(items() + (units.count + step - 1) / step);
+            elements += units.count * units.size;
+            gaps = gaps || !is_gapless(units);
+        }
+        threads_ = elements < WORTH_THREADS ? 1 : setting.threads;
+        if (gaps) scratch_.reset(new char[threads_ * TILE * UNIT_PIECE * sizeof(double)]);
     }
 
-    bool run() { return share_out(*this, (units_.count + step_ - 1) / step_, threads_); }
+    bool run() { return share_out(*this, items(), threads_); }
 
     void work(i64 item, int slot) override {
-        const i64 begin = item * step_, end = at_most(begin + step_, units_.count);
-        for (i64 unit = begin; unit < end; ++unit) parts_[unit] = {0, 0, 0};
-        if (!there_) {
-            gather(begin, end, scratch_.get() + slot * TILE * UNIT_PIECE * i64{sizeof(double)});
-            return;
-        }
-        const i64 bytes = bytes_of(units_.dtype);
-        for (i64 unit = begin; unit < end; ++unit) {
-            const char* data = plain::row_of(units_.array, unit);
-            for (i64 at = 0; at < units_.size; at += UNIT_PIECE) {
-                const i64 count = at_most(UNIT_PIECE, units_.size - at);
-                join(parts_[unit], part_(data + at * bytes, count, p_), p_);
+        const auto end = std::upper_bound(ends_.begin(), ends_.end(), item);
+        const Units& units = arrays_[end - ends_.begin()];
+        const i64 step = step_of(units), first = (item - (end == ends_.begin() ? 0 : end[-1])) * step;
+        const i64 last = at_most(first + step, units.count);
+        if (units.size == 1 && (p_ == 1 || p_ == 2 || p_ == INFINITE)) {
+            for (i64 unit = first; unit < last; ++unit)
+                units.norms[unit] = std::fabs(number_of(units.dtype, row(units, unit)));
+        } else if (is_gapless(units)) {
+            for (i64 unit = first; unit < last; ++unit) {
+                Part part = {0, 0, 0};
+                add(part, units, row(units, unit), units.size);
+                finish(units, unit, part);
             }
+        } else {
+            const i64 bytes = bytes_of(units.dtype);
+            char* scratch = scratch_.get() + slot * TILE * UNIT_PIECE * i64{sizeof(double)};
+            if (bytes == 2) sum_up<2>(units, first, last, scratch);
+            else if (bytes == 4) sum_up<4>(units, first, last, scratch);
+            else sum_up<8>(units, first, last, scratch);
         }
     }
 
 private:
-    void gather(i64 begin, i64 end, char* scratch) {
-        const i64 bytes = bytes_of(units_.dtype);
-        const auto run = bytes == 2 ? &UnitBlocks::sum_up<2>
-            : bytes == 4            ? &UnitBlocks::sum_up<4>
-                                    : &UnitBlocks::sum_up<8>;
-        (this->*run)(begin, end, scratch);
+    static bool is_gapless(const Units& units) {
+        return plain::has_no_gaps(units.array.columns, bytes_of(units.dtype));
+    }
+    static i64 step_of(const Units& units) {
+        return is_gapless(units) ? 1 + PIECE / (units.size + 1) : TILE;
+    }
+    static char* row(const Units& units, i64 unit) { return plain::row_of(units.array, unit); }
+
+    i64 items() const { return ends_.empty() ? 0 : ends_.back(); }
+
+    void add(Part& to, const Units& units, const char* data, i64 count) const {
+        const i64 bytes = bytes_of(units.dtype);
+        for (i64 at = 0; at < count; at += UNIT_PIECE) {
+            const i64 own = at_most(UNIT_PIECE, count - at);
+            join(to, kernels_.part[units.dtype](data + at * bytes, own, p_), p_);
+        }
+    }
+
+    void finish(const Units& units, i64 unit, Part part) const {
+        if (mean_ && units.size) divide(part, p_, static_cast<double>(units.size));
+        units.norms[unit] = norm_of(part, p_, 1);
     }
 
     // Units side by side, through memory in which each has no gaps.
-    template <int BYTES> void sum_up(i64 begin, i64 end, char* scratch) {
-        const int width = static_cast<int>(end - begin);
+    template <int BYTES> void sum_up(const Units& units, i64 first, i64 last, char* scratch) const {
+        const int width = static_cast<int>(last - first);
+        Part parts[TILE] = {};
         char* from[TILE] = {};
-        for (int w = 0; w < width; ++w) from[w] = plain::row_of(units_.array, begin + w);
-        const auto finish = [&](i64 count) {
-            for (int w = 0; w < width; ++w)
-                join(parts_[begin + w], part_(scratch + w * UNIT_PIECE * BYTES, count, p_), p_);
-        };
+        for (int w = 0; w < width; ++w) from[w] = row(units, first + w);
         i64 held = 0;
-        plain::for_each(from[0], units_.array.columns, 0, units_.size, [&](const char* at, i64) {
+        const auto add_up = [&] {
+            for (int w = 0; w < width; ++w)
+                add(parts[w], units, scratch + w * UNIT_PIECE * BYTES, held);
+            held = 0;
+        };
+        plain::for_each(from[0], units.array.columns, 0, units.size, [&](const char* at, i64) {
             const i64 distance = at - from[0];
             for (int w = 0; w < width; ++w)
                 std::memcpy(scratch + (w * UNIT_PIECE + held) * BYTES, from[w] + distance, BYTES);
-            if (++held < UNIT_PIECE) return;
-            finish(held);
-            held = 0;
+            if (++held == UNIT_PIECE) add_up();
         });
-        if (held) finish(held);
+        add_up();
+        for (int w = 0; w < width; ++w) finish(units, first + w, parts[w]);
     }
 
-    const Units& units_;
-    Part (*part_)(const void*, i64, double);
+    const std::vector<Units>& arrays_;
+    const ListKernels& kernels_;
     double p_;
-    Part* parts_;
+    bool mean_;
     int threads_;
-    bool there_;
-    i64 step_;
+    std::vector<i64> ends_;  // of each array's blocks among all
     std::unique_ptr<char[]> scratch_;
 };
 
 }  // namespace
 
-bool parts_of_units(const Units& units, const ListSetting& setting, double p, Part* parts) {
-    if (units.size == 0) {
-        for (i64 unit = 0; unit < units.count; ++unit) parts[unit] = {0, 0, 0};
-        return true;
-    }
-    return UnitBlocks(units, setting, p, parts).run();
+bool norms_of_units(
+    const std::vector<Units>& arrays, const ListSetting& setting, double p, bool mean
+) {
+    return UnitBlocks(arrays, setting, p, mean).run();
 }
 
 void scale(const List& list, const ListSetting& setting, double factor) {
@@ -447,13 +487,18 @@ void scale(const List& list, const ListSetting& setting, double factor) {
 void scale_each(const List& list, const ListSetting& setting) {
     Pieces pieces(list, setting, WORTH_CLIPPING);
     pieces.each<0>([&](i64 k, const Dtype* dtypes, char** at, i64 count) {
-        const double* factors = reinterpret_cast<const double*>(at[FACTORS]);
-        if (!pieces.constant(k, FACTORS))
-            setting.kernels.scale_each[dtypes[0]](at[1], at[0], count, factors);
-        else if (*factors < 0)
-            std::memset(at[0], 0, count * bytes_of(dtypes[0]));
-        else
-            setting.kernels.scale[dtypes[0]](at[1], at[0], count, *factors);
+        const Dtype dtype = dtypes[0];
+        if (pieces.factor_run(k) < LONG_RUN) {
+            const double* factors = reinterpret_cast<const double*>(at[FACTORS]);
+            setting.kernels.scale_each[dtype](at[1], at[0], count, factors);
+            return;
+        }
+        pieces.each_factor(k, [&](i64 from, i64 some, double factor) {
+            const i64 bytes = bytes_of(dtype);
+            char *to = at[0] + from * bytes, *own = at[1] + from * bytes;
+            if (factor < 0) std::memset(to, 0, some * bytes);
+            else if (factor != 1 || to != own) setting.kernels.scale[dtype](own, to, some, factor);
+        });
     }, BACKWARDS);
 }
 

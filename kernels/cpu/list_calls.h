@@ -48,11 +48,12 @@ private:
     i64 elements_ = 0;
 };
 
-// An array whose rows are units, so many of a size.
+// An array whose rows are units, so many of a size, and where their norms are to be.
 struct Units {
     Array array;
     Dtype dtype;
     i64 count, size;
+    double* norms;
 };
 
 // How a call is computed. `given_up`: asked now and then by the calling thread, unless it is null.
@@ -66,8 +67,11 @@ struct ListSetting {
 bool parts_of_each(const List& list, const ListSetting& setting, double p, Part* parts);
 // The same for all of them.
 bool part_of_all(const List& list, const ListSetting& setting, double p, Part& part);
-// The same for each unit of an array, one after the other. False if it was given up.
-bool parts_of_units(const Units& units, const ListSetting& setting, double p, Part* parts);
+// Writes (sum |x|^p)^(1/p) of each unit of all arrays; `mean`: of the mean of |x|^p. False if it was given
+// up.
+bool norms_of_units(
+    const std::vector<Units>& arrays, const ListSetting& setting, double p, bool mean
+);
 // What statistics of each array are computed from. False if it was given up.
 bool stats_of_each(const List& list, const ListSetting& setting, Stats* stats);
 // Adds a part to what is summed up.

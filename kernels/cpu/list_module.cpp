@@ -190,38 +190,36 @@ void unit_norms(
     nb::handle grads, nb::handle axes, double p, bool mean, int threads, nb::handle norms
 ) {
     const Sequence items(grads), each(axes);
-    const i64 length = items.length();
-    List whole;  // those of which each is one unit
-    std::vector<bool> is_whole(length);
-    for (i64 k = 0; k < length; ++k) {
-        const Buffer own(items[k]);
-        is_whole[k] = nb::len(nb::handle(each[k])) == static_cast<size_t>(own->ndim);
-        const Side side = own.side(numbers(own->strides));
-        if (is_whole[k]) whole.append(numbers(own->shape), own->ndim, &side, 1);
-    }
-    std::vector<Part> wholes(whole.length()), parts;
-    compute(whole.elements(), threads, false, [&](const ListSetting& setting) {
-        return parts_of_each(whole, setting, p, wholes.data());
-    });
     const Buffer buffer(norms.ptr());
     double* to = static_cast<double*>(buffer->buf);
-    auto next = wholes.begin();
-    for (i64 k = 0; k < length; ++k) {
+    List whole;  // of which each is one unit
+    std::vector<Units> of_whole, several;
+    i64 elements = 0;
+    for (i64 k = 0, length = items.length(); k < length; ++k) {
         const Buffer own(items[k]);
-        const Units units = units_of(own, each[k]);
-        if (is_whole[k])
-            parts.assign(1, *next++);
-        else {
-            parts.resize(units.count);
-            compute(units.count * units.size, threads, false, [&](const ListSetting& setting) {
-                return parts_of_units(units, setting, p, parts.data());
-            });
+        Units units = units_of(own, each[k]);
+        units.norms = to;
+        to += units.count;
+        if (nb::len(nb::handle(each[k])) < static_cast<size_t>(own->ndim)) {
+            elements += units.count * units.size;
+            several.push_back(units);
+            continue;
         }
-        for (Part& part : parts) {
-            if (mean) divide(part, p, static_cast<double>(units.size ? units.size : 1));
-            *to++ = norm_of(part, p, 1);
-        }
+        const Side side = own.side(numbers(own->strides));
+        whole.append(numbers(own->shape), own->ndim, &side, 1);
+        of_whole.push_back(units);
     }
+    std::vector<Part> parts(whole.length());
+    compute(whole.elements(), threads, false, [&](const ListSetting& setting) {
+        return parts_of_each(whole, setting, p, parts.data());
+    });
+    for (size_t k = 0; k < parts.size(); ++k) {
+        if (mean && of_whole[k].size) divide(parts[k], p, static_cast<double>(of_whole[k].size));
+        *of_whole[k].norms = norm_of(parts[k], p, 1);
+    }
+    compute(elements, threads, false, [&](const ListSetting& setting) {
+        return norms_of_units(several, setting, p, mean);
+    });
 }
 
 template <typename F> void write(const List& list, int threads, F run) {

@@ -1,6 +1,7 @@
 """Operations on lists by compiled code: NumPy's bits, on any threads and instruction set."""
 
 import itertools
+import math
 import subprocess
 import sys
 
@@ -92,6 +93,61 @@ def test_units_have_the_same_bits_everywhere(name):
         assert_all_same_bits(results_of_units(name), expected)
     for layout in ("Fortran", "every third", "misaligned", "reversed"):
         assert_all_same_bits(results_of_units(name, LAYOUTS[layout]), expected)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((40, 70, 33), (1, 2)),
+        ((40, 70, 33), (0, 2)),
+        ((3000, 31), (1,)),
+        ((3000, 32), (1,)),
+        ((3, 70_001), (1,)),
+    ],
+    ids=str,
+)
+def test_each_unit_has_its_own_factor(name, shape, axis):
+    """Units that begin anywhere in what a thread takes at a time; a third are small enough."""
+    grad = draw_.values(shape, name, 3)
+    grad.flat[[1, grad.size // 2]] = INF, math.nan
+    whole = gradkit.clip_by_block_norm([grad], INF, axis=axis)[1][0]
+    limit = float(np.quantile(whole[np.isfinite(whole)], 1 / 3))
+    for nonfinite in ("propagate", "zero"):
+        clipped, (norms,) = gradkit.clip_by_block_norm(
+            [grad], limit, axis=axis, nonfinite=nonfinite
+        )
+        factors = np.where(norms <= limit, 1, limit / norms)
+        with np.errstate(all="ignore"):
+            wanted = grad.astype(np.float64) * np.expand_dims(factors, axis)
+        if nonfinite == "zero":
+            wanted[np.broadcast_to(~np.isfinite(np.expand_dims(norms, axis)), shape)] = 0
+        tolerances.assert_ulps(clipped[0], wanted.astype(grad.dtype), tolerances.CLIPPED_ULPS)
+        own = grad.copy()
+        gradkit.clip_grad_block_norm([own], limit, axis=axis, nonfinite=nonfinite)
+        assert_same_bits(own, clipped[0])
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, INF])
+def test_the_norm_of_one_element_is_its_magnitude(order):
+    """Also if there are more than a thread takes at a time, and if there is none."""
+    one = np.array([-2.0, 1e-310, -5e-324, 1.7e308, 0.0, -INF, math.nan, 3.3] * 5000)
+    for grad in (one, *(draw_.values(40_000, name, 5) for name in sorted(DTYPES))):
+        norms = gradkit.clip_by_block_norm(grad[:, None], INF, order, axis=1)[1]
+        assert_same_numbers(norms, np.abs(grad.astype(np.float64)))
+    norms = gradkit.clip_by_block_norm([np.ones((3, 0)), np.ones((2, 1))], INF, order, axis=1)[1]
+    assert [each.tolist() for each in norms] == [[0, 0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize("length", [4095, 4096, 4097, 8193])
+def test_units_side_by_side_have_the_norms_of_units_without_gaps(name, length):
+    """Of which as many elements are added up at a time."""
+    grad = draw_.values((length, 19), name, 4)
+    for order in (2.0, 3.0):
+        together = gradkit.clip_by_block_norm(grad, INF, order, axis=0)[1]
+        apart = gradkit.clip_by_block_norm(np.ascontiguousarray(grad.T), INF, order, axis=1)[1]
+        assert_same_bits(together, apart)
 
 
 def test_a_norm_does_not_depend_on_the_gradients_around():
