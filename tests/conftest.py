@@ -17,7 +17,7 @@ from tests.backends import ARCHITECTURE, BACKENDS, COMPILED_FILES, has_gpu
 
 _COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("quick", max_examples=15, derandomize=True, **_COMMON)
-settings.register_profile("ci", max_examples=30, derandomize=True, **_COMMON)
+settings.register_profile("ci", max_examples=24, derandomize=True, **_COMMON)
 settings.register_profile("dev", max_examples=40, **_COMMON)
 settings.register_profile("fuzz", max_examples=100, print_blob=True, **_COMMON)
 if os.environ.get("GRADKIT_REQUIRE_GPU") == "1" and not has_gpu():
