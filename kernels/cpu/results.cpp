@@ -7,7 +7,6 @@
 
 #include <nanobind/ndarray.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <new>
