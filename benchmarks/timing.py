@@ -63,7 +63,10 @@ class Case:
         return f"{self.operation} {self.shape} {self.dtype}"
 
     def makers(self, device: Device, everyone: Sequence[str]) -> dict[str, Callable[[], Call]]:
-        """Return for gradkit and each peer a function that makes the call to be timed."""
+        """Return for gradkit and each peer a function that makes the call to be timed.
+
+        What is written is copied once: it may be another argument too.
+        """
         arguments, found = self._own(self.arguments()), dict[str, Callable[[], Call]]()
         ours = [name for name in self.table if name.startswith(OURS)]
         others = [name for name in everyone if self.peers is None or name in self.peers]

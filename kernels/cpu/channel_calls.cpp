@@ -33,8 +33,8 @@ constexpr i64 MOST_COLUMNS = 1 << 15, MOST_WIDTH = 1 << 14;
 constexpr i64 SHORT_LINE = 16;
 // Bytes that are fetched ahead of sums.
 constexpr i64 AHEAD = 8192;
-// Bytes of a result from which on it is written past the caches: with what reads it afterwards, a
-// smaller one takes longer so.
+// Bytes of a result from which on it is written past the caches: together with what reads it
+// afterwards, that takes no longer then.
 constexpr i64 STREAMED = 1 << 23;
 // Times this, float64 numbers, their differences and squares add up without overflow. What it takes
 // from the smallest counts for nothing beside those that overflowed.
@@ -681,7 +681,8 @@ private:
         return apart && alike && !this->shared.streamed ? out.data - x.data + out.stride : 0;
     }
 
-    // A gradient's next group is fetched meanwhile: what it waits for is twice what a forward pass does.
+    // And while a gradient is: of a small group the next one, in both arrays, or its memory would be
+    // waited for where nothing else is done.
     Ahead to_next_group(const Piece& at, i64 next_row) const {
         const i64 size = at.channels * at.lines * at.count * this->shared.item;
         const bool groups = this->shared.call.groups && this->pieces == 1;

@@ -66,6 +66,8 @@ bool can_be_kept(const Block&) { return false; }
 // good: blocks then come from the system, and go to it.
 class Kept {
 public:
+    Kept() { blocks_.reserve(MOST_KEPT / HUGE_PAGE); }  // nothing is thrown when a result is freed
+
     // A block of this size or a little more, if there is one: the last of the best.
     Block take(size_t size) {
         const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);

@@ -85,7 +85,7 @@ def test_of_two_the_one_that_fits_better_is_taken():
 
 
 SYSTEM = """
-import gc, re, numpy as np, gradkit
+import re
 from gradkit._cpu import compiled
 MIB = 1 << 20
 
