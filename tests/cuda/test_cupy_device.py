@@ -94,6 +94,7 @@ def cupy(request, monkeypatch):
         (cupy.cuda, "Device", lambda number: Current(driver, number)),
         (cupy.cuda, "get_current_stream", lambda: driver.stream),
         (cupy.cuda.runtime, "getDevice", lambda: driver.device),
+        (cupy.cuda.runtime, "setDevice", lambda _: None),
         (cupy.cuda.runtime, "driverGetVersion", lambda: driver.version),
         (cupy.cuda.nvrtc, "getVersion", lambda: driver.compiler),
     ):
@@ -480,6 +481,7 @@ ASKED = [
     ("cuda.runtime.deviceSynchronize", 0, ()),
     ("cuda.runtime.getDevice", 0, ()),
     ("cuda.runtime.memcpyPeerAsync", 6, ()),
+    ("cuda.runtime.setDevice", 1, ()),
     ("cuda.using_allocator", 1, ()),
     ("empty", 1, ()),
     ("from_dlpack", 1, ()),

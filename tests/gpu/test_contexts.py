@@ -91,3 +91,13 @@ def test_a_thread_without_a_context_raises_the_limit_of_shared_memory():
 
     without_context(allow)
     assert kernel.max_dynamic_shared_size_bytes == 100_000
+
+
+def test_a_thread_without_a_context_asks_for_occupancy():
+    """The testbed's driver binds one where a kernel is looked up; an H200's does not."""
+    import cupy
+
+    device = CupyDevice(cupy.cuda.Device().id)
+    kernel = device.compile('extern "C" __global__ void k() {}', ()).get_function("k")
+    expected = device.resident(kernel, 256, 0)
+    assert without_context(lambda: device.resident(kernel, 256, 0)) == expected > 0

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gradkit._backend import Array, Borrowed, Shape
-from gradkit._cuda.launch.packing import PackedModule, in_context
+from gradkit._cuda.launch.packing import PackedModule
 
 _address = attrgetter("data.ptr")
 _PER_THREAD = 2  # the handle of CUDA's per-thread default stream
@@ -179,10 +179,14 @@ class CupyDevice:
         return PackedModule(self.xp.cuda, self.xp.RawModule(code=text, options=others))
 
     def resident(self, kernel: Any, threads: int, shared_mem: int) -> int:
-        """Ask the driver, which knows the kernel's registers and its own shared memory."""
+        """Ask the driver, which knows the kernel's registers and its own shared memory.
+
+        In the device's context: in a thread without one, CuPy 13.6 prints an error and answers 0.
+        """
         cuda = self.xp.cuda
+        cuda.runtime.setDevice(self.number)
         ask = cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
-        return int(in_context(cuda, lambda: ask(kernel.address, threads, shared_mem)))
+        return int(ask(kernel.address, threads, shared_mem))
 
     def pointer(self, array: Array) -> int:
         """The address of an array's first element."""
