@@ -96,19 +96,21 @@ def interrupted_everywhere(make_arguments, function, first=False):
 
     ``first``: each is the first of its kind; otherwise none is, since that takes more lines.
     """
+    call = getattr(gradkit, function)
     for _ in range(3):  # the second still checks numbers that the third finds checked
         a, arguments = make_arguments()
         before = a.memory()
-        getattr(gradkit, function)(**arguments)
-    after, wrote, line = a.memory(), 0, 0
+        call(**arguments)
+    settled, after, wrote, line = arguments, a.memory(), 0, 0
     while True:
         line += 1
+        call(**settled)  # so that no call takes other lines because the one before it was cut short
         a, arguments = make_arguments()
         if first:
             dispatch._plans.clear()
         try:
             with Interrupt(line) as interrupt:
-                getattr(gradkit, function)(**arguments)
+                call(**arguments)
         except KeyboardInterrupt:
             pass
         else:
