@@ -232,7 +232,8 @@ test-driver-torch: .venv-interop/.installed .venv-cupy14/.installed ## PyTorch's
 # All files that have such tests, as tests/package/test_directories.py checks: no others are collected.
 # The sanitizers take four of the cores.
 ON_GPU := tests/bad_input tests/calls tests/cuda/test_every_kernel.py tests/cudnn/test_gpu.py tests/distributed \
-	tests/gpu tests/interop/test_devices.py tests/values
+	tests/gpu tests/interop/test_devices.py tests/interop/test_gradkit_jax_gpu.py \
+	tests/interop/test_gradkit_torch_gpu.py tests/values
 WORKERS = $(shell cores=$$(nproc); echo $$((cores > 8 ? cores - 4 : (cores + 1) / 2)))
 test-gpu: ## the test suite on CuPy, beside it `make sanitize-gpu` (3 min on 16 cores)
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 suite-gpu sanitize-gpu

@@ -21,6 +21,8 @@ os.environ |= {
     # Takes longer than it saves. Not by `monkeypatch`: what it restores, PyTorch takes for deleted.
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
 }
+# On a GPU XLA would take three quarters of its memory, for each of many processes.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 HERE = Path(__file__).parent

@@ -28,7 +28,7 @@ def batch_norm(x, weight=None, bias=None):
 
 
 def frozen_batch_norm(x, weight=None, bias=None):
-    return ours.batch_norm(x, MEAN, VAR, weight, bias)
+    return ours.batch_norm(x, MEAN.to(x.device), VAR.to(x.device), weight, bias)
 
 
 def instance_norm(x, weight=None, bias=None):
@@ -36,7 +36,7 @@ def instance_norm(x, weight=None, bias=None):
 
 
 def tracking_instance_norm(x, weight=None, bias=None):
-    return ours.instance_norm(x, MEAN.clone(), VAR.clone(), weight, bias)
+    return ours.instance_norm(x, MEAN.clone().to(x.device), VAR.clone().to(x.device), weight, bias)
 
 
 def gemma(function):
