@@ -20,8 +20,7 @@ from gradkit._open.clipping import (
     EpsMode,
     NonFinite,
     is_usual,
-    norm_alone,
-    opened_here,
+    norm_here,
     pair_of,
     plain_numbers,
     raise_if_nonfinite,
@@ -147,9 +146,9 @@ def grad_norm(
     """
     usual = is_usual((group, reduce, out, found_inf), replicas, nonfinite, exact)
     if usual and per_tensor is False and plain_numbers(0.0, norm_type, 0.0, scale):
-        plain = opened_here(grads)
-        if plain is not None:
-            return norm_alone(plain, norm_type, scale)
+        norm = norm_here(grads, norm_type, scale)
+        if norm is not None:
+            return norm
     with NOBODY if group is None else Collective(group) as collective:
         if reduce is not None:
             deprecated("reduce", _GROUP)
@@ -274,9 +273,9 @@ def clip_grad_norm(
     others = group, reduce, out, found_inf, clip, count
     usual = is_usual(others, replicas, nonfinite, exact)
     if usual and eps_mode == "max" and plain_numbers(max_norm, norm_type, eps, scale):
-        plain = opened_here(grads, instead=instead)
-        if plain is not None:
-            return norm_alone(plain, norm_type, scale, max_norm, eps)
+        norm = norm_here(grads, norm_type, scale, max_norm, eps, instead=instead)
+        if norm is not None:
+            return norm
     with NOBODY if group is None else Collective(group) as collective:
         if reduce is not None:
             deprecated("reduce", _GROUP)

@@ -11,10 +11,11 @@ from gradkit._arrays import NOTHING, framework_for, is_array
 from gradkit._backend import FLOAT64, Array, Readable, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import ClipByNorm, GradNorm
-from gradkit._calls.roles import Number
+from gradkit._calls.roles import Grads, Number
+from gradkit._host import chosen, code
 from gradkit._open import trees
 from gradkit._open.given import Given, is_scalar
-from gradkit._open.gradients import Gradients
+from gradkit._open.gradients import FLOAT_DTYPES, Gradients
 from gradkit._open.results import Results
 from gradkit._open.several_devices import Twins
 from gradkit.errors import NonFiniteNormError
@@ -64,22 +65,27 @@ def plain_numbers(limit: Any, order: Any, eps: Any, scale: Any) -> bool:
     return limit >= 0 and order > 0 and 0 <= eps < math.inf and math.isfinite(scale)
 
 
-def opened_here(grads: Any, *, instead: str = "") -> Gradients | None:
-    """A plain list of arrays on one device; ``None`` if it is not.
+def norm_here(
+    grads: Any, order: Any, scale: Any, limit: Any = None, eps: Any = 0.0, *, instead: str = ""
+) -> Any:
+    """The norm of a plain list of arrays on one device, of no group; with a limit they are clipped.
 
-    Nearly all lists are: for a short one all that may differ takes as long as the work.
+    ``None`` if it is no such list. Nearly all lists are: for a short one all that may differ takes
+    as long as the work. All numbers are ``plain_numbers``.
     """
-    if not (type(grads) is list and grads) or framework_for(type(grads[0])) is None:
+    if type(grads) is not list or not grads:
+        return None
+    own = [*grads]
+    if type(own[0]) is np.ndarray and code and code.plain(own, FLOAT_DTYPES, bool(instead)):
+        backend = chosen.get()
+        norm = backend.empty(NORM.shape, NORM.dtype)
+        _norm_into(norm, backend, own, order, scale, limit, eps)
+        return norm
+    if framework_for(type(own[0])) is None:
         return None
     held = Gradients(grads, instead=instead, several=True)
-    return held if held.tree is held.arrays and not held.shares else None
-
-
-def norm_alone(held: Gradients, order: Any, scale: Any, limit: Any = None, eps: Any = 0.0) -> Any:
-    """The norm of gradients of no group, as a new array; with a limit they are clipped by it.
-
-    All numbers are ``plain_numbers``.
-    """
+    if held.tree is not held.arrays or held.shares:
+        return None
     stream = held.on_stream()
     if stream is NOTHING:
         return _norm_alone(held, order, scale, limit, eps)
@@ -98,10 +104,18 @@ def _norm_alone(held: Gradients, order: Any, scale: Any, limit: Any, eps: Any) -
     if own is None:
         made = held.outputs(None, (NORM,))
         norm = made.views[0]
-    grads = held.views
-    held.backend.grad_norm(GradNorm(grads=grads, norm_type=order, norm=norm, scale=scale))
+    _norm_into(norm, held.backend, held.views, order, scale, limit, eps)
+    if limit is not None and not framework.returns_views:
+        held.wrote()
+    return own if made is None else made.results()[0]
+
+
+def _norm_into(
+    norm: Any, backend: Any, grads: Grads, order: Any, scale: Any, limit: Any, eps: Any
+) -> None:
+    backend.grad_norm(GradNorm(grads=grads, norm_type=order, norm=norm, scale=scale))
     if limit is not None:
-        held.backend.clip_by_norm(
+        backend.clip_by_norm(
             ClipByNorm(
                 grads=grads,
                 norm=norm,
@@ -112,9 +126,6 @@ def _norm_alone(held: Gradients, order: Any, scale: Any, limit: Any, eps: Any) -
                 scale=scale,
             )
         )
-    if limit is not None and not framework.returns_views:
-        held.wrote()
-    return own if made is None else made.results()[0]
 
 
 def policy_of(nonfinite: str) -> str:

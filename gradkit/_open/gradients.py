@@ -47,7 +47,7 @@ _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 _device_of = attrgetter("data.device_id")
 _NUMPY = {np.ndarray}
 _UNKNOWN = {type(None)}  # types of what may be a container
-_FLOATS = {np.dtype(name) for name in FLOATS if name != "bfloat16"}
+FLOAT_DTYPES = {np.dtype(name) for name in FLOATS if name != "bfloat16"}
 
 Beside: TypeAlias = Callable[[], Mapping[str, Any]]
 
@@ -283,7 +283,7 @@ class Gradients(Given):
             return False
         write, framework = bool(self._instead), framework_for(type(own[0]))
         views: Grads | None = None
-        if _host.code.plain(own, _FLOATS, write):
+        if _host.code.plain(own, FLOAT_DTYPES, write):
             views = own
         elif framework is not None and framework.lends:
             views = framework.readable(own, write=write)

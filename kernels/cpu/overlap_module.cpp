@@ -157,16 +157,34 @@ bool is_plain(nb::handle value) {
     return value.is_none() || kind == &PyBool_Type || kind == &PyFloat_Type || kind == &PyLong_Type;
 }
 
-typedef std::vector<nb::object> Objects;
+// What a call has of something: the first ones need no memory of their own.
+template <typename T> class Few {
+public:
+    void push_back(T item) {
+        if (count_ < MOST) first_[count_] = std::move(item);
+        else others_.push_back(std::move(item));
+        ++count_;
+    }
+    i64 size() const { return count_; }
+    const T& operator[](i64 k) const { return k < MOST ? first_[k] : others_[k - MOST]; }
 
-Objects objects(nb::handle items) {
-    Objects found;
-    for (nb::handle item : items) found.push_back(nb::borrow(item));
-    return found;
+private:
+    static constexpr i64 MOST = 8;
+    T first_[MOST];
+    std::vector<T> others_;
+    i64 count_ = 0;
+};
+
+typedef Few<nb::object> Objects;
+
+void append(Objects& objects, nb::tuple items) {
+    for (nb::handle item : items) objects.push_back(nb::borrow(item));
 }
 
 bool are_plain(const Objects& values) {
-    return std::all_of(values.begin(), values.end(), [](const nb::object& each) { return is_plain(each); });
+    for (i64 k = 0; k < values.size(); ++k)
+        if (!is_plain(values[k])) return false;
+    return true;
 }
 
 // A number for an item that is also one of the first, which are `written`: less than any number of
@@ -181,13 +199,13 @@ template <typename Items> i64 also_written(const Items& items, i64 written, i64 
 // be None, by dtypes, shapes, strides and which are one. None if an array is not NumPy's, or if one of the
 // first, which are `written`, cannot clearly be.
 nb::object key_of(nb::handle backend, const Objects& options, const Objects& arrays, i64 written) {
-    const i64 count = static_cast<i64>(arrays.size());
+    const i64 count = arrays.size();
     std::vector<i64> numbers;
-    std::vector<PyObject*> key = {backend.ptr()};  // borrowed
+    Few<PyObject*> key;  // borrowed
     numbers.reserve(8 * count);
-    key.reserve(2 + 2 * options.size() + count);
-    for (const nb::object& option : options) key.push_back(option.ptr());
-    for (const nb::object& option : options) key.push_back(option.type().ptr());
+    key.push_back(backend.ptr());
+    for (i64 k = 0; k < options.size(); ++k) key.push_back(options[k].ptr());
+    for (i64 k = 0; k < options.size(); ++k) key.push_back(options[k].type().ptr());
     Ranges ranges;
     for (i64 k = 0; k < count; ++k) {
         PyObject* const array = arrays[k].ptr();
@@ -211,21 +229,29 @@ nb::object key_of(nb::handle backend, const Objects& options, const Objects& arr
     if (!lie_apart(ranges)) return nb::none();
     const nb::bytes seen(numbers.data(), numbers.size() * sizeof(i64));
     key.push_back(seen.ptr());
-    const nb::object made = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(key.size())));
-    for (size_t k = 0; k < key.size(); ++k) {
+    const nb::object made = nb::steal(PyTuple_New(key.size()));
+    for (i64 k = 0; k < key.size(); ++k) {
         Py_INCREF(key[k]);
-        if (PyTuple_SetItem(made.ptr(), static_cast<Py_ssize_t>(k), key[k])) throw nb::python_error();
+        if (PyTuple_SetItem(made.ptr(), k, key[k])) throw nb::python_error();
     }
     return made;
 }
 
-nb::object signature(nb::handle backend, nb::tuple options, nb::handle arrays, i64 written) {
-    return key_of(backend, objects(options), objects(arrays), written);
+nb::object signature(nb::handle backend, nb::tuple options, nb::tuple arrays, i64 written) {
+    Objects own, seen;
+    append(own, options);
+    append(seen, arrays);
+    return key_of(backend, own, seen, written);
 }
 
 // Appends a call's fields of some names.
 void read_fields(nb::handle call, nb::handle names, Objects& into) {
+    static PyObject* const own = PyUnicode_InternFromString("__class__");  // told sooner by itself
     for (nb::handle name : nb::borrow<nb::tuple>(names)) {
+        if (name.ptr() == own) {
+            into.push_back(nb::borrow(call.type()));
+            continue;
+        }
         PyObject* const value = PyObject_GetAttr(call.ptr(), name.ptr());
         if (!value) throw nb::python_error();
         into.push_back(nb::steal(value));
@@ -235,7 +261,7 @@ void read_fields(nb::handle call, nb::handle names, Objects& into) {
 // Whether values are the very ones that are known, in a tuple of as many; None if none are.
 bool are_those(const Objects& values, nb::handle known) {
     if (known.is_none()) return false;
-    for (size_t k = 0; k < values.size(); ++k)
+    for (i64 k = 0; k < values.size(); ++k)
         if (!values[k].is(known[k])) return false;
     return true;
 }
@@ -244,7 +270,8 @@ bool are_those(const Objects& values, nb::handle known) {
 // passed their checks in the last call. Else the plan, or None; the key, or None, also if those are more
 // than numbers; and the numbers, to be checked.
 nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple names, nb::tuple outs) {
-    Objects options, passed, arrays = objects(outs);
+    Objects options, passed, arrays;
+    append(arrays, outs);
     read_fields(call, names[0], options);
     read_fields(call, names[1], passed);
     read_fields(call, names[2], arrays);
@@ -255,7 +282,7 @@ nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple 
         PyObject* const found = PyDict_GetItemWithError(plans.ptr(), key.ptr());
         if (found) {
             plan = nb::borrow(found);
-            if (passed.empty() || are_those(passed, plan.attr("passed"))) return plan;
+            if (!passed.size() || are_those(passed, plan.attr("passed"))) return plan;
         } else if (PyErr_Occurred()) {  // an option that has no hash
             if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
             PyErr_Clear();
@@ -263,7 +290,7 @@ nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple 
         }
     }
     nb::list all;
-    for (const nb::object& each : passed) all.append(each);
+    for (i64 k = 0; k < passed.size(); ++k) all.append(passed[k]);
     return nb::make_tuple(plan, key, nb::tuple(all));
 }
 
