@@ -25,6 +25,7 @@ from benchmarks import (
     shapes,
     system_info,
     timing,
+    variants,
 )
 from benchmarks.calls import files_of, traced, warm_calls
 from benchmarks.host import MAKERS
@@ -560,3 +561,16 @@ def test_a_warm_call_runs_few_functions_of_few_files(place, most):
             calls, files = most[name]
             assert len(seen) <= calls, seen
             assert len(files_of(seen)) <= files, seen
+
+
+def test_variants_change_what_there_is():
+    """Modules have the attributes, and a kernel's text what is replaced in it."""
+    texts = [path.read_text() for path in Path("kernels").iterdir() if path.is_file()]
+    for case in variants.CASES.values():
+        assert len({variant.name for variant in case.variants}) == len(case.variants)
+        for variant in case.variants:
+            assert variant.attributes or variant.texts
+            for module, name, value in variant.attributes:
+                assert isinstance(value, int) == isinstance(getattr(module, name), int)
+            for old, _ in variant.texts:
+                assert sum(text.count(old) for text in texts) == 1
