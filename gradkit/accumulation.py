@@ -58,7 +58,7 @@ def accumulate_grad(
     do_update : bool, or 0-d or 1-element bool array
         Whether to add. An array on the device is read there.
     scale : float, optional
-        Factor for ``grad``, such as ``1 / micro_batches``.
+        Factor for ``grad``, such as ``1 / micro_batches``; finite.
     casting : {"safe", "same_kind"}
         "same_kind" also accepts gradients of a wider dtype, and rounds the sum.
     compensation : array like the buffer, optional
@@ -74,9 +74,9 @@ def accumulate_grad(
     TypeError
         A dtype is not accepted.
     ValueError
-        The shape of ``grad`` does not broadcast to the buffer's, or that of ``compensation``
-        differs; the buffer is read-only, overlaps itself or partly overlaps ``grad``;
-        ``compensation`` shares memory with another argument. Nothing is written.
+        ``scale`` is NaN or infinite; the shape of ``grad`` does not broadcast to the buffer's, or
+        that of ``compensation`` differs; the buffer is read-only, overlaps itself or partly
+        overlaps ``grad``; ``compensation`` shares memory with another argument. Nothing is written.
 
     References
     ----------

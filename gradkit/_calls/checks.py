@@ -54,6 +54,11 @@ def finite(value: float, label: str) -> float:
     return value
 
 
+def factor(value: Any) -> float | None:
+    """A finite float, or ``None``."""
+    return None if value is None else finite(real(value, "scale"), "scale")
+
+
 def epsilon(value: Any) -> float:
     """A finite float that is at least 0."""
     return finite(nonnegative(value, "eps"), "eps")

@@ -113,10 +113,7 @@ DoUpdate: TypeAlias = Annotated[
 Overwrite: TypeAlias = Annotated[
     Checked[Flag], Passing(lambda value, opened: value is True or opened.flag(value, "overwrite"))
 ]
-Factor: TypeAlias = Annotated[
-    Checked[float | None],
-    Passing(lambda value, _: None if value is None else checks.real(value, "scale")),
-]
+Factor: TypeAlias = Annotated[Checked[float | None], Passing(lambda value, _: checks.factor(value))]
 Activation: TypeAlias = Annotated[Checked[str], lambda value, _: checks.activation(value)]
 NormBeforeGate: TypeAlias = Annotated[
     Checked[bool], lambda value, _: checks.flag(value, "norm_before_gate")

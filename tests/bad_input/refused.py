@@ -212,7 +212,7 @@ class Pair:
 
 def scales():
     """Numbers that no gradient can be multiplied by."""
-    for function, label in _numbers(("scale",)):
+    for function, label in [*_numbers(("scale",)), ("accumulate_grad", "scale")]:
         for value in (INF, -INF, NAN):
             yield refused(function, f"scale must be finite, not {value}", **{label: value})
 
