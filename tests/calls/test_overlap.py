@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import gradkit
 from gradkit import _host
 from gradkit._backend import Spans
+from gradkit._calls.lists import AccumulateGradV2
 from gradkit._open import memory
 
 HOST = SimpleNamespace(address=lambda array: array.ctypes.data)
@@ -281,3 +282,14 @@ def test_of_arrays_that_begin_together_the_longest_counts():
     for read in itertools.permutations((room[:2], room[:6], room[:1])):
         assert not memory.whole_and_apart(HOST, [room[4:]], read)
         assert memory.whole_and_apart(HOST, [room[6:]], read)
+
+
+@pytest.mark.skipif(COMPILED is None, reason="nothing is compiled")
+def test_a_known_call_is_one_of_its_class():
+    """By the same key as a call that is opened, of which no other class has one."""
+    call = AccumulateGradV2(buffer=np.ones(3), grad=np.zeros(3), casting="safe", overwrite=True)
+    backend = _host.backend()
+    _, key, passed = COMPILED.known({}, backend, call, call.key_names, ())
+    assert passed == (True,)
+    assert key == COMPILED.signature(backend, call.options(call), call.ordered(call), 0)
+    assert AccumulateGradV2 in key

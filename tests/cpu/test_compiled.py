@@ -16,7 +16,10 @@ import pytest
 
 import gradkit
 from gradkit import _host, _numpy
+from gradkit._calls.backend import OPERATIONS
 from gradkit._numpy import floating_point
+from tests.backends import Backend
+from tests.bad_input.arguments import Factory, good, named
 from tests.cpu.test_threads import flushing
 from tests.layouts import LAYOUTS
 from tests.operations import leaves, of
@@ -102,6 +105,18 @@ def test_what_has_no_compiled_code_is_numpys(monkeypatch):
         gradkit.batch_norm(np.ones(shape, np.float32))
     assert ran[2:] == [(0, 3), (3, 0)]
     assert _cpu.noise_scale is _numpy.noise_scale
+
+
+@pytest.mark.parametrize("function", named())
+def test_where_numpy_is_chosen_nothing_else_computes(function, monkeypatch):
+    """Not even where a call has been made before, or a list has nothing to be opened."""
+    for name in OPERATIONS:
+        own = getattr(_cpu, name)
+        if own is not getattr(_numpy, name):
+            monkeypatch.setattr(_cpu, name, pytest.fail)
+    with gradkit.use_cpu_backend("numpy"):
+        for _ in range(3):
+            getattr(gradkit, function)(**good(function, Factory(Backend())))
 
 
 def of_both(call):
