@@ -15,7 +15,7 @@ from gradkit._cuda.channels import ChannelNorms
 from gradkit._cuda.cudnn.batch_normalization import Ready
 from gradkit._cuda.cudnn.engines import may_be_cudnns
 from gradkit._cuda.gated_norm import GatedNorms
-from gradkit._cuda.launch.buffers import address_of, on_device
+from gradkit._cuda.launch.buffers import address_of, as_known, on_device
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured
 from gradkit._cuda.launch.warmup import compile_all
 from gradkit._cuda.lists import Lists
@@ -50,7 +50,9 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
         """A number, host numbers or an array as a float64 array on the device."""
         if type(value) is np.ndarray:
             return on_device(self.device, value)
-        return keep_if_captured(self.device, self.device.xp.asarray(value, "float64"))
+        xp = self.device.xp
+        known = as_known(value) if isinstance(value, xp.ndarray) else value
+        return keep_if_captured(self.device, xp.asarray(known, "float64"))
 
     def address(self, array: Array) -> int:
         """The address of an array's first element."""

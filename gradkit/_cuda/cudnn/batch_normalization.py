@@ -22,6 +22,7 @@ from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.descriptions import Dense
 from gradkit._cuda.cudnn.face import BN_MIN_EPSILON, SPATIAL, SPATIAL_PERSISTENT, Bindings
 from gradkit._cuda.cudnn.library import Cudnn
+from gradkit._cuda.launch.buffers import assign
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._dtypes import DType, dtype_named, float_of
 from gradkit.errors import CudnnError
@@ -244,7 +245,7 @@ class _Work:
         handle = self._cudnn.handles.get(self._device.number, stream)
         function.of(self._cudnn.bindings)(handle, *arguments)
         for wanted, made in self._to_deliver:
-            wanted[...] = made
+            assign(wanted, made)
         if self._in_place:
             call.plan.launcher = Ready(self._cudnn, self._layout, function)
 
@@ -289,7 +290,10 @@ class _Work:
             raise CudnnError(function, None, f"CUDNN_STATUS_NOT_SUPPORTED: {reason}")
         made = [self._scratch_for(array, self._layout.wide) for array in running]
         for copy, array in zip(made, running, strict=True):
-            copy[...] = 0 if call.momentum == 1 else array
+            if call.momentum == 1:
+                copy.fill(0)
+            else:
+                assign(copy, array)
         self._in_place = in_place  # the next call needs no copies
         return (*made,)
 
@@ -308,7 +312,7 @@ class _Work:
 
     def _copy(self, array: Array, dtype: DType) -> Array:
         made = self._scratch(array.shape, dtype)
-        made[...] = array
+        assign(made, array)
         return made
 
     def _scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:

@@ -80,7 +80,7 @@ def contiguous(device: Device, array: Role, vector: int = 1) -> Role:
 
 def copied(device: Device, array: Array) -> Any:
     """A copy in C order without gaps."""
-    whole = array.copy(order="C") if _aligned(array) else _bytes(array).copy(order="C")
+    whole = (_bits(array) if _aligned(array) else _bytes(array)).copy(order="C")
     if whole.dtype != array.dtype:
         whole = whole.view(array.dtype).reshape(array.shape)
     return keep_if_captured(device, whole)
@@ -109,18 +109,16 @@ def copy_back(out: Array | None, written: Array | None) -> None:
     if written is None or out is None or written is out or type(written) is Address:
         return
     if _aligned(out):
-        out[...] = written
+        _bits(out)[...] = _bits(written)
     else:
         _bytes(out)[...] = _bytes(written)
 
 
 def fill(device: Device, out: Array, value: float) -> None:
     """Write one number to every element."""
-    if _aligned(out):
-        out.fill(value)
-        return
-    made = scratch(device, out.shape, out.dtype)
-    made.fill(value)
+    made = out if _aligned(out) else scratch(device, out.shape, out.dtype)
+    bits = _bits(made)
+    bits.fill(np.asarray(value, made.dtype).view(bits.dtype)[()])
     copy_back(out, made)
 
 
@@ -150,6 +148,42 @@ def upload(device: Device, host: np.ndarray[Any, Any]) -> Array:
         launch = Launch(loaded, (-(-words // _THREADS),), (_THREADS,))
         launch(parameters, made[first:], np.uint32(words))
     return made
+
+
+def assign(to: Array, source: Array) -> None:
+    """``to[...] = source``, also of bfloat16, which CuPy's own kernels know since CuPy 14.
+
+    A float32 source is rounded to it, as everywhere.
+    """
+    if to.dtype == source.dtype:
+        _bits(to)[...] = _bits(source)
+    elif _is_bfloat16(to):
+        bits = source.view(np.uint32)
+        is_nan = ((bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)).astype(np.uint32)
+        up = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+        # A NaN stays one: it is not rounded, and gets a bit that is kept.
+        rounded = (bits | is_nan << np.uint32(22)) + up * (np.uint32(1) - is_nan)
+        _bits(to)[...] = (rounded >> np.uint32(16)).astype(np.uint16)
+    else:
+        to[...] = as_known(source)
+
+
+def as_known(array: Array) -> Array:
+    """The array, or its values in a dtype that CuPy's own kernels know."""
+    if not _is_bfloat16(array):
+        return array
+    wide: Array = (_bits(array).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return wide
+
+
+def _is_bfloat16(array: Any) -> bool:
+    """Whether it is an array of CuPy's in bfloat16."""
+    return array.dtype.kind == "V" and not isinstance(array, np.ndarray)
+
+
+def _bits(array: Any) -> Any:
+    """The array as CuPy's own kernels can copy it: up to CuPy 13 they know no bfloat16."""
+    return array.view(np.uint16) if _is_bfloat16(array) else array
 
 
 def _aligned(array: Any) -> bool:
