@@ -91,6 +91,13 @@ def listening():
     signal.signal(signal.SIGINT, previous)
 
 
+@pytest.fixture
+def alike(monkeypatch):
+    """Calls of as many lines: where memory comes back, the plan of its list would be found."""
+    for cache in (list_tables._plans, list_tables._cuts):
+        monkeypatch.setattr(cache, "find", lambda _: None)
+
+
 def interrupted_everywhere(make_arguments, function, first=False):
     """A call interrupted at each line in turn: how many there were, and how many had written.
 
@@ -130,11 +137,9 @@ def interrupted_everywhere(make_arguments, function, first=False):
         for name in IN_PLACE
     ],
 )
-def test_an_interrupted_call_has_written_all_or_nothing(backend, function, monkeypatch):
+@pytest.mark.usefixtures("alike")
+def test_an_interrupted_call_has_written_all_or_nothing(backend, function):
     """Ctrl-C at every line, between the norm and the scaling among them."""
-    # A plan that is kept makes some call shorter than the others, if memory comes back.
-    for cache in (list_tables._plans, list_tables._cuts):
-        monkeypatch.setattr(cache, "keep", lambda *_: None)
 
     def make_arguments():
         a = Factory(backend)
@@ -147,6 +152,7 @@ def test_an_interrupted_call_has_written_all_or_nothing(backend, function, monke
 
 @pytest.mark.guarantee("Ctrl-C")
 @pytest.mark.parametrize("function", ["accumulate_grad", "accumulate_grad_v2"])
+@pytest.mark.usefixtures("alike")
 def test_a_first_call_is_interrupted_before_all_or_after(backend, function):
     """Which decides the plan of those that follow."""
 
@@ -159,10 +165,9 @@ def test_a_first_call_is_interrupted_before_all_or_after(backend, function):
     assert 0 < wrote < lines
 
 
-def test_a_clip_of_some_is_interrupted_before_all_or_after(backend, monkeypatch):
+@pytest.mark.usefixtures("alike")
+def test_a_clip_of_some_is_interrupted_before_all_or_after(backend):
     """Those that are clipped and those that are only scaled are written together."""
-    for cache in (list_tables._plans, list_tables._cuts):
-        monkeypatch.setattr(cache, "keep", lambda *_: None)
 
     def make_arguments():
         a = Factory(backend)
