@@ -2,7 +2,7 @@
 
 What another constant, another grid or another access would give, before it is built: each case runs
 with each change to a launcher's module or to a kernel's text, in one process, beside a copy and
-PyTorch's call. Results are not checked. All variants take about a minute.
+PyTorch's call. Results are not checked.
 """
 
 import sys

@@ -75,13 +75,15 @@ def norm_here(
     """
     if type(grads) is not list or not grads:
         return None
-    own = [*grads]
-    if type(own[0]) is np.ndarray and code and code.plain(own, FLOAT_DTYPES, bool(instead)):
-        backend = chosen.get()
-        norm = backend.empty(NORM.shape, NORM.dtype)
-        _norm_into(norm, backend, own, order, scale, limit, eps)
-        return norm
-    if framework_for(type(own[0])) is None:
+    kind = type(grads[0])
+    if kind is np.ndarray and code is not None:
+        own = [*grads]  # another thread may change the list meanwhile
+        if code.plain(own, FLOAT_DTYPES, bool(instead)):
+            backend = chosen.get()
+            norm = backend.empty(NORM.shape, NORM.dtype)
+            _norm_into(norm, backend, own, order, scale, limit, eps)
+            return norm
+    if framework_for(kind) is None:
         return None
     held = Gradients(grads, instead=instead, several=True)
     if held.tree is not held.arrays or held.shares:

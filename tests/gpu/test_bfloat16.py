@@ -49,6 +49,14 @@ def into_columns(a):
     return a.room
 
 
+def of_no_samples(a):
+    """Zeros in every other column."""
+    nothing, statistics = a.images[:0], a.inv_std[:0].reshape(0, 2)
+    out = None, a.room[0, ::2], None
+    gradkit.group_norm_grad(nothing, nothing, a.scale, statistics, statistics, out=out)
+    return a.room
+
+
 def in_place(a):
     gradkit.clip_grad_norm([a.x[:, ::2], a.scale[::-1]], a.limit)
     return a.x, a.scale
@@ -72,6 +80,7 @@ CALLS = {
     "batch_norm_inference": lambda a: gradkit.batch_norm_inference(
         a.images, a.scale[::-1], a.scale, a.scale[::-1], a.scale, engine="native"
     ),
+    "group_norm_grad of no samples": of_no_samples,
     "group_norm": lambda a: gradkit.group_norm(a.images.transpose(0, 1, 3, 2), 2, a.scale[::-1]),
     "clip_grad_norm": in_place,
     "accumulate_grad": lambda a: gradkit.accumulate_grad(a.x[:, ::2], a.dy[:, 1::2]),
@@ -104,3 +113,6 @@ def test_numbers_are_rounded_to_the_nearest():
     wide = as_known(made)
     assert wide.dtype == np.float32
     np.testing.assert_array_equal(back(wide), expected.astype("f4"))
+    again = there(np.zeros(host.size, np.float32))
+    assign(again, made)
+    np.testing.assert_array_equal(back(again), back(wide))

@@ -151,13 +151,13 @@ def upload(device: Device, host: np.ndarray[Any, Any]) -> Array:
 
 
 def assign(to: Array, source: Array) -> None:
-    """``to[...] = source``, also of bfloat16, which CuPy's own kernels know since CuPy 14.
+    """``to[...] = source``, with CuPy 13 also between bfloat16 and float32.
 
-    A float32 source is rounded to it, as everywhere.
+    Numbers are rounded to the nearest, ties to the even one.
     """
     if to.dtype == source.dtype:
         _bits(to)[...] = _bits(source)
-    elif _is_bfloat16(to):
+    elif _is_bfloat16(to) and source.dtype == np.float32:
         bits = source.view(np.uint32)
         is_nan = ((bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)).astype(np.uint32)
         up = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
