@@ -320,14 +320,6 @@ struct Sums {
     double first, second;
 };
 
-template <int COUNT> INLINE double sum_of(double (&lanes)[COUNT]) {
-#pragma GCC unroll 5
-    for (int half = COUNT / 2; half > 0; half /= 2)
-#pragma GCC unroll 16
-        for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-    return lanes[0];
-}
-
 // Equal terms double without an error; one running total of them drifts by a unit for every four.
 INLINE double by_halves(double* values, int count) {
     while (count > 1) {
@@ -338,33 +330,73 @@ INLINE double by_halves(double* values, int count) {
     return values[0];
 }
 
+// Adds vectors of totals to as many lanes of float64.
+template <typename D, typename V, int... I> INLINE void add_lanes(
+    D* to, const V* from, Indices<I...>
+) {
+    constexpr int parts = LENGTH<V> / LENGTH<D>;
+    ((to[I] += converted<D, I % parts * LENGTH<D>>(from[I / parts])), ...);
+}
+
+// The terms of fewer columns than a vector has. What is stored number by number would be waited for.
+template <typename V, typename F> INLINE void add_last(
+    i64 at, i64 stop, V& first, V& second, F add
+) {
+    typedef Plain<decltype(first[0])> A;
+    V index;
+    for (int l = 0; l < LENGTH<V>; ++l) index[l] = static_cast<A>(l);
+    for (A l = 0; at < stop; ++at, ++l) {
+        A one = 0, two = 0;
+        add(at, one, two);
+        first = index == l ? V{} + one : first;
+        second = index == l ? V{} + two : second;
+    }
+}
+
 // Two sums over columns: add(column, first, second) adds the terms of a column, or of as many as a
 // vector has, to two totals.
 template <typename A, typename F> INLINE Sums sums_over(i64 width, F add) {
     typedef typename VectorOf<A>::type V;
-    constexpr int length = VectorOf<A>::length, vectors = LANES<A> / length;
+    typedef typename VectorOf<double>::type D;
+    constexpr int length = LENGTH<V>, vectors = LANES<A> / length, wide = LANES<A> / LENGTH<D>;
     double first[MOST_CHUNKS], second[MOST_CHUNKS];
     int chunks = 0;
     i64 at = 0;
     do {
         const i64 end = at + CHUNK<A> < width ? at + CHUNK<A> : width;
-        double lanes[2][LANES<A>] = {};
+        D lanes[2][wide] = {};
         while (at < end) {
             const i64 stop = at + RUN<A> < end ? at + RUN<A> : end;
             V run[2][vectors] = {};
             for (; at + LANES<A> <= stop; at += LANES<A>)
 #pragma GCC unroll 8
                 for (int v = 0; v < vectors; ++v) add(at + v * length, run[0][v], run[1][v]);
-            A totals[2][LANES<A>];
-            __builtin_memcpy(totals, run, sizeof totals);
-            for (int l = 0; l < static_cast<int>(stop - at); ++l)
-                add(at + l, totals[0][l], totals[1][l]);
-            at = stop;
-            for (int l = 0; l < LANES<A>; ++l) lanes[0][l] += static_cast<double>(totals[0][l]);
-            for (int l = 0; l < LANES<A>; ++l) lanes[1][l] += static_cast<double>(totals[1][l]);
+            for (int v = 0; at < stop; ++v) {
+                V rest[2] = {};
+                if (at + length <= stop) {
+                    add(at, rest[0], rest[1]);
+                    at += length;
+                } else {
+                    add_last(at, stop, rest[0], rest[1], add);
+                    at = stop;
+                }
+                // Totals stay in registers if no number that is known late chooses one.
+#pragma GCC unroll 8
+                for (int w = 0; w < vectors; ++w)
+                    if (w == v)
+                        for (int k = 0; k < 2; ++k) run[k][w] += rest[k];
+            }
+            for (int k = 0; k < 2; ++k) add_lanes(lanes[k], run[k], typename UpTo<wide>::type());
         }
-        first[chunks] = sum_of(lanes[0]);
-        second[chunks] = sum_of(lanes[1]);
+#pragma GCC unroll 4
+        for (int half = wide / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+            for (int l = 0; l < half; ++l)
+#pragma GCC unroll 2
+                for (int k = 0; k < 2; ++k) lanes[k][l] += lanes[k][l + half];
+        const D sums = both_by_halves(lanes[0][0], lanes[1][0], typename UpTo<LENGTH<D>>::type());
+        first[chunks] = sums[0];
+        second[chunks] = sums[LENGTH<D> / 2];
         ++chunks;
     } while (at < width);
     return {by_halves(first, chunks), by_halves(second, chunks)};
