@@ -171,9 +171,9 @@ template <typename T, typename A> INLINE void widen_run(
     for (; j < count; ++j) to[j].value = widen(from[j].value);
 }
 
-// Numbers as elements that lie side by side.
+// The same the other way.
 template <typename T, typename A> INLINE void narrow_run(
-    const A* from, i64 count, Element<T>* to
+    const Element<A>* from, i64 count, Element<T>* to
 ) {
     i64 j = 0;
 #if CONVERTS_F16
@@ -186,7 +186,7 @@ template <typename T, typename A> INLINE void narrow_run(
         }
 #endif
     INDEPENDENT
-    for (; j < count; ++j) narrow(from[j], to[j]);
+    for (; j < count; ++j) narrow(from[j].value, to[j]);
 }
 
 INLINE float for_f16(float x) { return x; }
@@ -195,11 +195,11 @@ INLINE float for_f16(double x) { return narrow_to_odd(x); }
 // Writes value(j) to elements that lie side by side.
 template <typename T, typename F> INLINE void write_run(i64 count, Element<T>* to, F value) {
     if constexpr (IS_CONVERTED<T>) {
-        float block[CONVERTED];
+        Element<float> block[CONVERTED];
         for (i64 at = 0; at < count; at += CONVERTED) {
             const i64 length = at + CONVERTED < count ? CONVERTED : count - at;
             INDEPENDENT
-            for (i64 j = 0; j < length; ++j) block[j] = for_f16(value(at + j));
+            for (i64 j = 0; j < length; ++j) block[j].value = for_f16(value(at + j));
             narrow_run(block, length, to + at);
         }
     } else {

@@ -82,7 +82,6 @@ INLINE void add_exactly(double& hi, double& lo, double x) {
 // from them is kept: those of float64, whose terms are rounded, one.
 template <typename T, typename F> INLINE Part sum_over(const Element<T>* x, i64 count, F add) {
     constexpr i64 RUN = (sizeof(T) == 8 ? 1 : 32) * TOTAL_LANES;
-    static_assert(!IS_CONVERTED<T> || RUN <= CONVERTED, "one block a run");
     double hi[TOTAL_LANES] = {}, lo[TOTAL_LANES] = {};
     for (i64 at = 0; at < count;) {
         const i64 length = at + RUN < count ? RUN : count - at;
@@ -93,7 +92,12 @@ template <typename T, typename F> INLINE Part sum_over(const Element<T>* x, i64 
             fetch_ahead(x + at + j, TOTAL_LANES);
             for (int l = 0; l < TOTAL_LANES; ++l) run[l] = add(run[l], source[j + l]);
         }
-        for (int l = 0; l < static_cast<int>(length - j); ++l) run[l] = add(run[l], source[j + l]);
+        if (j < length) {  // zeros change no sum
+            Element<T> last[TOTAL_LANES] = {};
+            for (int l = 0; l < static_cast<int>(length - j); ++l) last[l] = x[at + j + l];
+            const Widened<T> rest(last, TOTAL_LANES);
+            for (int l = 0; l < TOTAL_LANES; ++l) run[l] = add(run[l], rest[l]);
+        }
         at += length;
         for (int l = 0; l < TOTAL_LANES; ++l) add_exactly(hi[l], lo[l], run[l]);
     }
@@ -126,30 +130,33 @@ template <typename T> double largest_of(const Element<T>* x, i64 count) {
 
 INLINE double size_of(double x) { return __builtin_fabs(x); }
 
-// Sums relative to the largest element, or for p = 1 and 2 to a power of two near it.
+// Sums relative to the largest element, or for p = 1 and 2 to a power of two near it. These are of
+// float64, whose own sums have overflowed.
 template <typename T> Part relative_part(const Element<T>* x, i64 count, double p) {
     const double largest = largest_of(x, count);
     if (largest == 0) return {0, 0, 0};
     if (!(largest <= LARGEST)) return {largest, 0, LARGEST};
     double scale = largest;
-    if (p == 1 || p == 2) {
-        scale = bits_of<double>(bits_of<uint64_t>(largest) & 0x7ff0000000000000);
-        if (scale == 0) scale = 0x1p-1022;
+    const auto part_over = [&](auto add) {
+        Part part = sum_over(x, count, add);
+        part.scale = scale;
+        return part;
+    };
+    if constexpr (sizeof(T) == sizeof(double)) {
+        if (p == 1 || p == 2) {
+            scale = bits_of<double>(bits_of<uint64_t>(largest) & 0x7ff0000000000000);
+            if (scale == 0) scale = 0x1p-1022;
+        }
+        if (p == 1) return part_over([=](double sum, double v) { return sum + size_of(v) / scale; });
+        if (p == 2)
+            return part_over([=](double sum, double v) {
+                const double ratio = v / scale;
+                return sum + ratio * ratio;
+            });
     }
-    Part part;
-    if (p == 1)
-        part = sum_over(x, count, [=](double sum, double v) { return sum + size_of(v) / scale; });
-    else if (p == 2)
-        part = sum_over(x, count, [=](double sum, double v) {
-            const double ratio = v / scale;
-            return sum + ratio * ratio;
-        });
-    else
-        part = sum_over(x, count, [=](double sum, double v) {
-            return sum + power_of_ratio(size_of(v), scale, p);
-        });
-    part.scale = scale;
-    return part;
+    return part_over([=](double sum, double v) {
+        return sum + power_of_ratio(size_of(v), scale, p);
+    });
 }
 
 template <typename T> Part part_of(const void* from, i64 count, double p) {
@@ -197,7 +204,7 @@ template <typename T> Stats stats_of(const void* from, i64 count) {
     const Element<T>* x = static_cast<const Element<T>*>(from);
     Stats stats = {part_of<T>(from, count, 2), {0, 0, 1}, 0, 0, 0};
     tally(x, count, stats);
-    if (stats.largest > 0x1p900) {
+    if (sizeof(T) == sizeof(double) && stats.largest > 0x1p900) {
         stats.sum = sum_over(x, count, [](double sum, double v) { return sum + v * 0x1p-100; });
         stats.sum.scale = 0x1p100;
     } else {
@@ -246,11 +253,11 @@ template <typename T, int COUNT> INLINE bool scale_narrow(
     // Products are off by one and a half units of float32's last place at most.
     constexpr uint32_t MARGIN = 2u << (IS_BF16<T> ? 16 : 19), HALF = 1u << 31;
     const Widened<T> x(from, COUNT);
-    float products[COUNT];
+    Element<float> products[COUNT];
     uint32_t near = 0;
     for (int j = 0; j < COUNT; ++j) {
-        products[j] = x[j] * factor;
-        near |= dropped(products[j], T{}) - (HALF - MARGIN) <= 2 * MARGIN;
+        products[j].value = x[j] * factor;
+        near |= dropped(products[j].value, T{}) - (HALF - MARGIN) <= 2 * MARGIN;
     }
     if (near) return false;
     narrow_run(products, COUNT, to);

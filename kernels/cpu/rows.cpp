@@ -40,20 +40,15 @@ template <typename T, typename A> void widen_all(
     }
 }
 
-// Writes value(j) to columns of a row of dtype T, or value(j, V) to as many as a vector V has.
-template <typename T, typename A, typename F> INLINE void narrow_all(
-    char* data, const Axes& axes, i64 from, i64 count, F value
+// The same the other way: numbers from a room, as columns of a row.
+template <typename T, typename A> void narrow_all(
+    const Element<A>* from, const Array& array, char* data, i64 first, i64 count
 ) {
-    Element<T>* to = reinterpret_cast<Element<T>*>(data) + from;
-    if constexpr (std::is_invocable_v<F, i64, A>) {
-        if (has_no_gaps(axes, sizeof(T))) return write_columns<A>(count, to, value);
-        for_each(data, axes, from, count, [=](char* to, i64 j) INLINED {
-            narrow(value(j, A{}), *reinterpret_cast<Element<T>*>(to));
-        });
+    if (has_no_gaps(array.columns, sizeof(T))) {
+        narrow_run(from, count, reinterpret_cast<Element<T>*>(data) + first);
     } else {
-        if (has_no_gaps(axes, sizeof(T))) return write_run(count, to, value);
-        for_each(data, axes, from, count, [=](char* to, i64 j) INLINED {
-            narrow(value(j), *reinterpret_cast<Element<T>*>(to));
+        for_each(data, array.columns, first, count, [=](char* to, i64 j) {
+            narrow(from[j].value, *reinterpret_cast<Element<T>*>(to));
         });
     }
 }
@@ -91,13 +86,12 @@ public:
           bias(parameter(rows.whole_bias, rows.bias, 6)) {}
 
     const Element<A>* input(const Array* array, i64 row, int room) const {
-        char* data = row_of(*array, row);
-        if (there(array)) return reinterpret_cast<Element<A>*>(data) + from_;
+        if (there(array)) return own(array, row);
         const auto run = sizeof(A) == 8 ? widen_all<A, A>
             : rows_.dtype == F16        ? widen_all<f16, A>
             : rows_.dtype == BF16       ? widen_all<bf16, A>
                                         : widen_all<A, A>;
-        run(data, array->columns, from_, count, at(room));
+        run(row_of(*array, row), array->columns, from_, count, at(room));
         return at(room);
     }
 
@@ -107,31 +101,38 @@ public:
         else return reinterpret_cast<const Element<T>*>(row_of(*array, row)) + from_;
     }
 
-    // Writes value(j) to each column j, of rows that are read as a dtype T.
+    // Writes value(j, V) to each column j, of rows that are read as a dtype T: where it lies, or by
+    // way of room 0, whose columns `value` may read.
     template <typename T = A, typename F> INLINE void write(const Array* array, i64 row, F value) const {
-        char* data = row_of(*array, row);
-        if constexpr (sizeof(T) < sizeof(A))
-            narrow_all<T, A>(data, array->columns, from_, count, value);
-        else if constexpr (sizeof(A) == sizeof(double))
-            narrow_all<A, A>(data, array->columns, from_, count, value);
-        else if (rows_.dtype == F32)
-            narrow_all<A, A>(data, array->columns, from_, count, value);
-        else if (rows_.dtype == F16)
-            narrow_all<f16, A>(data, array->columns, from_, count, value);
-        else
-            narrow_all<bf16, A>(data, array->columns, from_, count, value);
+        if constexpr (std::is_same_v<T, A>) {
+            Element<A>* to = there(array) ? own(array, row) : at(0);
+            write_columns<A>(count, to, value);
+            if (!there(array)) store(array, row, to);
+        } else {
+            write_columns<A>(count, reinterpret_cast<Element<T>*>(row_of(*array, row)) + from_, value);
+        }
     }
 
-    // The same of value(j, V), past the caches if they can be.
+    // The same, past the caches if they can be.
     template <typename T, typename F> INLINE void write(
         const Array* array, i64 row, F value, StreamedRows<A>& past_caches
     ) const {
-        Element<A>* to = reinterpret_cast<Element<A>*>(row_of(*array, row)) + from_;
-        const bool whole = reinterpret_cast<uintptr_t>(to) % sizeof(A) == 0;
-        if constexpr (STREAMS<A, T>)
+        if constexpr (STREAMS<A, T>) {
+            Element<A>* to = own(array, row);
+            const bool whole = reinterpret_cast<uintptr_t>(to) % sizeof(A) == 0;
             if (rows_.streamed && whole && there(array) && count >= VectorOf<A>::length)
                 return past_caches.write_row(count, to, value);
+        }
         write<T>(array, row, value);
+    }
+
+    // Writes columns that are in a room.
+    void store(const Array* array, i64 row, const Element<A>* room) const {
+        const auto run = sizeof(A) == 8 ? narrow_all<A, A>
+            : rows_.dtype == F16        ? narrow_all<f16, A>
+            : rows_.dtype == BF16       ? narrow_all<bf16, A>
+                                        : narrow_all<A, A>;
+        run(room, *array, row_of(*array, row), from_, count);
     }
 
     // What `read` gave before, if no other window has the room now.
@@ -150,6 +151,10 @@ private:
         if (whole) return static_cast<const Element<A>*>(whole);
         widen_parameter<A>(parameter, from_, count, at(room));
         return at(room);
+    }
+
+    Element<A>* own(const Array* array, i64 row) const {
+        return reinterpret_cast<Element<A>*>(row_of(*array, row)) + from_;
     }
 
     bool there(const Array* array) const {
@@ -244,18 +249,17 @@ template <typename A, bool CENTRED, typename T> void forward_of(
         double centre = read<double>(Window<A>(call, 0, scratch).template read<T>(array, row, 0));
         if (!CENTRED) centre = 0;
         const bool is_long = call.window < call.width;
-        bool known = false;
+        int passes = CENTRED && (sizeof(A) == sizeof(double) || is_long) ? 2 : 1;
         Sums means;
         if constexpr (sizeof(A) == sizeof(float))
             if (call.dtype < F32 && !is_long) {
                 const float first = static_cast<float>(centre);
                 means = means_of<float, A, CENTRED, T>(call, array, row, first, scratch);
-                known = had_room(means.first, means.second - means.first * means.first);
+                if (had_room(means.first, means.second - means.first * means.first)) passes = 0;
             }
-        if (!known) means = means_of<double, A, CENTRED, T>(call, array, row, centre, scratch);
-        if (CENTRED && (sizeof(A) == sizeof(double) || is_long)) {
-            centre += means.first;
+        for (; passes > 0; --passes) {
             means = means_of<double, A, CENTRED, T>(call, array, row, centre, scratch);
+            if (passes == 2) centre += means.first;
         }
         const double variance = means.second - means.first * means.first;
         const double factor = 1 / __builtin_sqrt((variance < 0 ? 0 : variance) + call.eps);
@@ -279,7 +283,7 @@ template <typename A, bool CENTRED, typename T> void forward_of(
     }
 }
 
-// Whether rows of 16 bits can be read where they lie; an absent array is null.
+// Whether rows of 16 bits can be read and written where they lie; an absent array is null.
 template <typename... Arrays> INLINE bool are_halves(Dtype dtype, const Arrays*... arrays) {
     const i64 item = sizeof(uint16_t);
     return dtype < F32 && (... && (!arrays || has_no_gaps(arrays->columns, item)));
@@ -290,7 +294,7 @@ template <typename A, bool CENTRED> void forward_from(
 ) {
     auto run = forward_of<A, CENTRED, A>;
     if constexpr (sizeof(A) == sizeof(float))
-        if (are_halves(call.dtype, call.x, call.residual, call.s))
+        if (are_halves(call.dtype, call.x, call.residual, call.s, call.y))
             run = call.dtype == F16 ? forward_of<A, CENTRED, f16> : forward_of<A, CENTRED, bf16>;
     run(call, begin, end, scratch);
 }
@@ -300,9 +304,12 @@ template <typename A> void forward(const Forward& call, i64 begin, i64 end, char
     run(call, begin, end, scratch);
 }
 
-enum Kind { LAYER, RMS, LAYER_OUTPUT, RMS_OUTPUT };
+enum Kind { LAYER, RMS, OUTPUT };
 
-constexpr bool is_centred(Kind kind) { return kind == LAYER || kind == LAYER_OUTPUT; }
+constexpr bool is_centred(Kind kind) { return kind != RMS; }
+
+// What RMS norms have no mean of is -0, which added to a number does not change it.
+template <typename A> constexpr A NOTHING = static_cast<A>(-0.0);
 
 // A row of a window of a gradient, whose columns it reads as numbers or vectors V, from a dtype T.
 template <typename A, Kind KIND, typename T = A> struct GradientRow {
@@ -311,13 +318,12 @@ template <typename A, Kind KIND, typename T = A> struct GradientRow {
           source(window.template read<T>(call.source, row, 1)),
           scale(window.scale),
           bias(window.bias),
-          mean(KIND == LAYER ? number_of<A>(call.mean, row) : 0),
+          mean(KIND == LAYER && call.mean ? number_of<A>(call.mean, row) : 0),
           inv_std(number_of<A>(call.inv_std, row)) {}
 
     template <typename V> INLINE V xhat(i64 j) const {
         const V value = read<V>(source + j);
-        if (KIND == LAYER_OUTPUT) return (value - read<V>(bias + j)) / read<V>(scale + j);
-        if (KIND == RMS_OUTPUT) return value / read<V>(scale + j);
+        if (KIND == OUTPUT) return (value - read<V>(bias + j)) / read<V>(scale + j);
         return (KIND == LAYER ? value - mean : value) * inv_std;
     }
 
@@ -372,7 +378,8 @@ template <typename A, Kind KIND, typename T> void gradient_of(
         const Sums sums = sums_of<true>(own, count, of_product, of_dy);
         const double* means = call.means ? call.means + 2 * row : nullptr;
         const double width = static_cast<double>(call.width);
-        const A mean_w = static_cast<A>(means ? means[0] : sums.first / width);
+        A mean_w = static_cast<A>(means ? means[0] : sums.first / width);
+        if (!call.centred) mean_w = NOTHING<A>;
         const A mean_product = static_cast<A>(means ? means[1] : sums.second / width);
         const auto value = [=](i64 j, auto kind) INLINED {
             typedef decltype(kind) V;
@@ -398,8 +405,9 @@ template <typename A, Kind KIND> void gradient_from(
     const Gradient& call, i64 begin, i64 end, i64 from, double* dy_xhat, double* dy, char* scratch
 ) {
     auto run = gradient_of<A, KIND, A>;
-    if constexpr (sizeof(A) == sizeof(float))
-        if (are_halves(call.dtype, call.dy, call.source))
+    // A division takes longer than a room.
+    if constexpr (sizeof(A) == sizeof(float) && KIND != OUTPUT)
+        if (are_halves(call.dtype, call.dy, call.source, call.dx))
             run = call.dtype == F16 ? gradient_of<A, KIND, f16> : gradient_of<A, KIND, bf16>;
     run(call, begin, end, from, dy_xhat, dy, scratch);
 }
@@ -407,16 +415,15 @@ template <typename A, Kind KIND> void gradient_from(
 template <typename A> void gradient(
     const Gradient& call, i64 begin, i64 end, i64 from, double* dy_xhat, double* dy, char* scratch
 ) {
-    const auto run = call.from_output
-        ? (call.centred ? gradient_from<A, LAYER_OUTPUT> : gradient_from<A, RMS_OUTPUT>)
-        : (call.centred ? gradient_from<A, LAYER> : gradient_from<A, RMS>);
+    const auto run = call.from_output ? gradient_from<A, OUTPUT>
+        : call.centred                ? gradient_from<A, LAYER>
+                                      : gradient_from<A, RMS>;
     run(call, begin, end, from, dy_xhat, dy, scratch);
 }
 
 template <typename A> void means(const Gradient& call, i64 begin, i64 end, char* scratch) {
-    const auto run = call.from_output
-        ? (call.centred ? means_of_gradient<A, LAYER_OUTPUT> : means_of_gradient<A, RMS_OUTPUT>)
-        : (call.centred ? means_of_gradient<A, LAYER> : means_of_gradient<A, RMS>);
+    // A mean of 0 is that of an RMS norm.
+    const auto run = call.from_output ? means_of_gradient<A, OUTPUT> : means_of_gradient<A, LAYER>;
     run(call, begin, end, scratch);
 }
 
@@ -484,9 +491,10 @@ template <typename A, bool BEFORE> void gated_forward_of(
         const A inv_std = static_cast<A>(factor);
         for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
             const GatedRow<A, BEFORE> own(call, window, call.x, call.gate, row);
-            window.write(call.y, row, [=](i64 j) INLINED {
-                const A y = own.template source<A>(j) * inv_std * own.scale[j].value;
-                return BEFORE ? y * own.value[j].value : y;
+            window.write(call.y, row, [=](i64 j, auto kind) INLINED {
+                typedef decltype(kind) V;
+                const V y = own.template source<V>(j) * inv_std * read<V>(own.scale + j);
+                return BEFORE ? y * read<V>(own.value + j) : y;
             });
         });
     }
@@ -566,8 +574,8 @@ template <typename A, bool BEFORE> void gated_gradient_of(
         const double total = products_of<A, BEFORE, true>(own, count, of_product);
         const double width = static_cast<double>(call.width);
         own.differentiate(count, static_cast<A>(call.means ? call.means[row] : total / width));
-        window.write(call.dx, row, [=](i64 j) INLINED { return own.value[j].value; });
-        window.write(call.dgate, row, [=](i64 j) INLINED { return own.slope[j].value; });
+        window.store(call.dx, row, own.value);
+        window.store(call.dgate, row, own.slope);
     }
     for (i64 j = 0; u_xhat && j < count; ++j) u_xhat[j] += of_product[j].value;
 }
