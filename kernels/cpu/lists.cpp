@@ -270,11 +270,14 @@ template <typename T> void scale_all(const void* from, void* to, i64 count, doub
         Element<T>* y = static_cast<Element<T>*>(to) + at;
         map<T>(x, y, length, [=](double v, i64) INLINED { return v * factor; });
     };
+    const float rounded = static_cast<float>(factor);
+    if constexpr (sizeof(T) == sizeof(float))
+        if (rounded == factor)  // products are exact in float64: they are rounded once either way
+            return map<T>(from, to, count, [=](float x, i64) INLINED { return x * rounded; });
     i64 at = 0;
     if constexpr (sizeof(T) == 2) {
         constexpr int BLOCK = IS_BF16<T> ? 256 : 64;  // few of which have such a product
         const bool is_normal = size_of(factor) >= 0x1p-126 && size_of(factor) < 0x1p127;
-        const float rounded = static_cast<float>(factor);
         for (; is_normal && at + BLOCK <= count; at += BLOCK) {
             const Element<T>* x = static_cast<const Element<T>*>(from) + at;
             if (!scale_narrow<T, BLOCK>(x, static_cast<Element<T>*>(to) + at, rounded))
