@@ -86,6 +86,7 @@ INLINE bool had_room(double distance, double variance) {
 
 INLINE void narrow(float x, float& to) { to = x; }
 INLINE void narrow(double x, double& to) { to = x; }
+INLINE void narrow(float x, double& to) { to = x; }
 
 INLINE void narrow(float x, bf16& to) {
     to.bits = static_cast<uint16_t>(narrow_to_bf16<float, uint32_t>(x) >> 16);

@@ -22,6 +22,8 @@ constexpr i64 WORTH_THREADS = 1 << 16, PIECE = 1 << 14, LARGEST = 1 << 20, PIECE
 // Shares of a gradient, each with sums of its own in float64: at most so many, of so many elements
 // at least, and all of them no longer than that.
 constexpr i64 MOST_SHARES = 32, LEAST_SHARE = 1 << 14, SHARES_LENGTH = 1 << 18;
+// Rows for which a copy of the scale that begins at a cache line is not worth its while.
+constexpr i64 FEW_ROWS = 4;
 // Rows whose terms are added up in the accumulation dtype: equal ones round the same way each time.
 constexpr i64 ROW_RUN = 16;
 // Bytes of a result, and of its rows, from which on it is written past the caches, which cannot hold
@@ -47,22 +49,6 @@ Memory memory(i64 bytes) {
     return Memory(static_cast<char*>(::operator new[](bytes, CACHE_LINE)));
 }
 
-template <typename P> void narrow_all(
-    const double* values, const Array& array, i64 from, i64 count
-) {
-    for_each(array.data, array.columns, from, count, [=](char* to, i64 j) {
-        narrow(values[j], *reinterpret_cast<Element<P>*>(to));
-    });
-}
-
-void narrow_all(Dtype dtype, const double* values, const Array& array, i64 from, i64 count) {
-    const auto run = dtype == F16 ? narrow_all<f16>
-        : dtype == BF16           ? narrow_all<bf16>
-        : dtype == F32            ? narrow_all<float>
-                                  : narrow_all<double>;
-    run(values, array, from, count);
-}
-
 // A call's scratch for the threads, and scale and bias as the kernels want them.
 class Call : public Items {
 public:
@@ -77,12 +63,16 @@ public:
         rows.whole_scale = rows.whole_bias = nullptr;
         if (rows.window < rows.width) return;
         const i64 bytes = parts_of(rows.width * sizeof(double), 64) * 64;
-        parameters_ = memory(2 * bytes);
-        char *scale = parameters_.get(), *bias = scale + bytes;
-        kernels.widen(rows.scale, 0, rows.width, scale);
-        kernels.widen(rows.bias, 0, rows.width, bias);
-        rows.whole_scale = scale;
-        rows.whole_bias = bias;
+        const bool there = setting.rows < FEW_ROWS && is_there(rows);
+        parameters_ = memory((!there + rows.reads_bias) * bytes);
+        char* room = parameters_.get();
+        rows.whole_scale = there ? rows.scale.array->data : room;
+        if (!there) kernels.widen(rows.scale, 0, rows.width, room);
+        rows.whole_bias = rows.whole_scale;
+        if (!rows.reads_bias) return;
+        if (!there) room += bytes;
+        kernels.widen(rows.bias, 0, rows.width, room);
+        rows.whole_bias = room;
     }
 
     bool given_up() override {
@@ -102,6 +92,14 @@ protected:
     const int threads;
 
 private:
+    // Whether the scale can be read where it lies.
+    static bool is_there(const Rows& rows) {
+        const Parameter& scale = rows.scale;
+        const Dtype computed = rows.dtype == F64 ? F64 : F32;
+        return scale.array && scale.value == 0 && scale.dtype == computed &&
+            has_no_gaps(scale.array->columns, computed == F64 ? 8 : 4);
+    }
+
     static i64 window(const Rows& rows) { return rows.width <= WHOLE ? rows.width : WINDOW; }
 
     const Rows& rows_;
@@ -160,14 +158,19 @@ public:
           runs_(parts_of(setting.rows, ROW_RUN)),
           shares_(share_count()),
           run_(run_length()),
-          sums_(new double[2 * places() * call.window]()) {}
+          in_scratch_(setting.rows <= run_),
+          sums_(in_scratch_ ? nullptr : new double[2 * places() * call.window]()) {}
 
-    // Runs of rows, in order, into the sums of a share.
+    // Runs of rows, in order, into the sums of a share; those of a single run stay in scratch.
     void work(i64 item, int slot) override {
         const i64 from = item / shares_ * call_.window, share = item % shares_;
         const i64 place = windows_ > 1 ? slot : share;
-        double *of_product = sums(0, place), *of_dy = sums(1, place);
-        for (i64 j = 0; windows_ > 1 && j < call_.window; ++j) of_product[j] = of_dy[j] = 0;
+        double *of_product = nullptr, *of_dy = nullptr;
+        if (!in_scratch_) {
+            of_product = sums(0, place);
+            of_dy = sums(1, place);
+            for (i64 j = 0; windows_ > 1 && j < call_.window; ++j) of_product[j] = of_dy[j] = 0;
+        }
         const i64 begin = runs_ * share / shares_ * ROW_RUN;
         const i64 end = at_most(runs_ * (share + 1) / shares_ * ROW_RUN, setting.rows);
         for (i64 row = begin; row < end; row += run_) {
@@ -177,17 +180,18 @@ public:
             );
             if (slot == 0 && given_up()) return;
         }
-        if (windows_ > 1) store(place, from);
+        if (in_scratch_) store(kernels, room(slot, PRODUCTS), room(slot, GRADIENTS), from);
+        else if (windows_ > 1) store(setting.kernels[1], of_product, of_dy, from);
     }
 
     bool run() {
         if (!share(windows_ * shares_)) return false;
-        if (windows_ > 1) return true;
+        if (windows_ > 1 || in_scratch_) return true;
         const i64 width = call_.width;
         for (i64 share = 1; share < shares_; ++share)
             for (int k = 0; k < 2; ++k)
                 for (i64 j = 0; j < width; ++j) sums(k, 0)[j] += sums(k, share)[j];
-        store(0, 0);
+        store(setting.kernels[1], sums(0, 0), sums(1, 0), 0);
         return true;
     }
 
@@ -213,16 +217,23 @@ private:
         return sums_.get() + (which * places() + place) * call_.window;
     }
 
-    void store(i64 place, i64 from) const {
+    const void* room(int slot, int number) const {
+        return scratch(slot) + number * call_.window * i64{sizeof(double)};
+    }
+
+    // Sums in the dtype of the computation, or in float64.
+    void store(const RowKernels& kernels, const void* product, const void* dy, i64 from) const {
         const i64 count = at_most(call_.window, call_.width - from);
-        if (dscale_) narrow_all(call_.scale.dtype, sums(0, place), *dscale_, from, count);
-        if (dbias_) narrow_all(call_.scale.dtype, sums(1, place), *dbias_, from, count);
+        const Dtype dtype = call_.scale.dtype;
+        if (dscale_) kernels.narrow(dtype, product, dscale_->columns, dscale_->data, from, count);
+        if (dbias_) kernels.narrow(dtype, dy, dbias_->columns, dbias_->data, from, count);
     }
 
     const C& call_;
     Work work_;
     const Array *dscale_, *dbias_;
     i64 windows_, runs_, shares_, run_;
+    bool in_scratch_;
     std::unique_ptr<double[]> sums_;
 };
 
@@ -247,6 +258,7 @@ bool is_streamed(const Setting& setting, const Rows& call, const Array* result, 
 }  // namespace
 
 bool run_forward(const Setting& setting, Forward call) {
+    call.reads_bias = true;
     call.streamed = is_streamed(setting, call, call.y, call.x);
     return Pieces<Forward>(setting, call, &RowKernels::forward).run();
 }
@@ -254,6 +266,7 @@ bool run_forward(const Setting& setting, Forward call) {
 bool run_gradient(
     const Setting& setting, Gradient call, const Array* dscale, const Array* dbias
 ) {
+    call.reads_bias = call.from_output;
     call.streamed = is_streamed(setting, call, call.dx, call.dy);
     return differentiate(
         setting, call, &RowKernels::means, &RowKernels::gradient, dscale, dbias
@@ -261,16 +274,19 @@ bool run_gradient(
 }
 
 bool run_gated_forward(const Setting& setting, GatedForward call) {
+    call.reads_bias = false;
     return Pieces<GatedForward>(setting, call, &RowKernels::gated_forward).run();
 }
 
 bool run_gated_gradient(const Setting& setting, GatedGradient call, const Array* dscale) {
+    call.reads_bias = false;
     return differentiate(
         setting, call, &RowKernels::gated_means, &RowKernels::gated_gradient, dscale, nullptr
     );
 }
 
 bool run_inverse(const Setting& setting, Inverse call) {
+    call.reads_bias = true;
     call.streamed = is_streamed(setting, call, call.x, call.y);
     return Pieces<Inverse>(setting, call, &RowKernels::inverse).run();
 }

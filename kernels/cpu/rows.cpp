@@ -40,17 +40,27 @@ template <typename T, typename A> void widen_all(
     }
 }
 
-// The same the other way: numbers from a room, as columns of a row.
+// The same the other way: numbers from a room, as columns of a row that is at `data`.
 template <typename T, typename A> void narrow_all(
-    const Element<A>* from, const Array& array, char* data, i64 first, i64 count
+    const Element<A>* from, const Axes& columns, char* data, i64 first, i64 count
 ) {
-    if (has_no_gaps(array.columns, sizeof(T))) {
+    if (has_no_gaps(columns, sizeof(T))) {
         narrow_run(from, count, reinterpret_cast<Element<T>*>(data) + first);
     } else {
-        for_each(data, array.columns, first, count, [=](char* to, i64 j) {
+        for_each(data, columns, first, count, [=](char* to, i64 j) {
             narrow(from[j].value, *reinterpret_cast<Element<T>*>(to));
         });
     }
+}
+
+template <typename A> void narrow_columns(
+    Dtype dtype, const void* room, const Axes& columns, char* data, i64 first, i64 count
+) {
+    const auto run = dtype == F16 ? narrow_all<f16, A>
+        : dtype == BF16           ? narrow_all<bf16, A>
+        : dtype == F32            ? narrow_all<float, A>
+                                  : narrow_all<double, A>;
+    run(static_cast<const Element<A>*>(room), columns, data, first, count);
 }
 
 template <typename A> void widen_parameter(
@@ -128,11 +138,7 @@ public:
 
     // Writes columns that are in a room.
     void store(const Array* array, i64 row, const Element<A>* room) const {
-        const auto run = sizeof(A) == 8 ? narrow_all<A, A>
-            : rows_.dtype == F16        ? narrow_all<f16, A>
-            : rows_.dtype == BF16       ? narrow_all<bf16, A>
-                                        : narrow_all<A, A>;
-        run(room, *array, row_of(*array, row), from_, count);
+        narrow_columns<A>(rows_.dtype, room, array->columns, row_of(*array, row), from_, count);
     }
 
     // What `read` gave before, if no other window has the room now.
@@ -370,7 +376,7 @@ template <typename A, Kind KIND, typename T> void gradient_of(
 ) {
     const Window<A> window(call, from, scratch);
     const i64 count = window.count;
-    Element<A> *of_product = window.at(3), *of_dy = window.at(4);
+    Element<A> *of_product = window.at(PRODUCTS), *of_dy = window.at(GRADIENTS);
     StreamedRows<A> past_caches;
     for (i64 j = 0; j < count; ++j) of_product[j].value = of_dy[j].value = 0;
     for (i64 row = begin; row < end; ++row) {
@@ -459,7 +465,7 @@ template <typename A, bool BEFORE> struct GatedRow {
     GatedRow(
         const Gated& call, const Window<A>& window, const Array* from, const Array* gate, i64 row
     )
-        : x(window.input(from, row, 1)), scale(window.scale), value(window.at(3)), slope(window.at(4)) {
+        : x(window.input(from, row, 1)), scale(window.scale), value(window.at(4)), slope(window.at(6)) {
         const auto run = call.silu ? activate_all<A, true> : activate_all<A, false>;
         run(window.input(gate, row, 2), window.count, value, slope);
     }
@@ -567,7 +573,7 @@ template <typename A, bool BEFORE> void gated_gradient_of(
 ) {
     const Window<A> window(call, from, scratch);
     const i64 count = window.count;
-    Element<A>* of_product = window.at(6);  // there is no bias
+    Element<A>* of_product = window.at(PRODUCTS);
     for (i64 j = 0; j < count; ++j) of_product[j].value = 0;
     for (i64 row = begin; row < end; ++row) {
         const GatedGradientRow<A, BEFORE> own(call, window, row);
@@ -595,7 +601,7 @@ template <typename A> void gated_means(
 }
 
 template <typename A> constexpr RowKernels KERNELS = {
-    widen_parameter<A>, forward<A>, means<A>, gradient<A>, inverse<A>,
+    widen_parameter<A>, narrow_columns<A>, forward<A>, means<A>, gradient<A>, inverse<A>,
     gated_forward<A>, gated_means<A>, gated_gradient<A>,
 };
 const RowKernels row_kernels[2] = {KERNELS<float>, KERNELS<double>};

@@ -22,6 +22,7 @@ struct Rows {
     Parameter scale, bias;
     // All of them in the dtype of the computation, if a window has all columns.
     const void *whole_scale, *whole_bias;
+    bool reads_bias;
     bool streamed;  // y, dx or an inverse's x may be written past the caches
 };
 
@@ -59,11 +60,15 @@ struct GatedGradient : Gated {
 // scratch of ROOMS windows of float64.
 struct RowKernels {
     void (*widen)(const Parameter&, i64 from, i64 count, void* to);
+    // Numbers of the dtype of the computation, as columns of a row that is at `data`.
+    void (*narrow)(
+        Dtype, const void* from, const Axes& columns, char* data, i64 first, i64 count
+    );
     void (*forward)(const Forward&, i64 begin, i64 end, char* scratch);
     // Writes `means`.
     void (*means)(const Gradient&, i64 begin, i64 end, char* scratch);
-    // Writes the columns of a window that begins at `from`, and adds to the sums over rows of each;
-    // null if they are not wanted.
+    // Writes the columns of a window that begins at `from`, and adds to the sums over rows of each if
+    // they are not null. Those of these rows stay in rooms of scratch.
     void (*gradient)(
         const Gradient&, i64 begin, i64 end, i64 from, double* dy_xhat, double* dy, char* scratch
     );
@@ -76,7 +81,8 @@ struct RowKernels {
     );
 };
 
-constexpr int ROOMS = 7;
+// Rooms of scratch, and those of sums over rows: of products with xhat, and of dy.
+constexpr int ROOMS = 7, PRODUCTS = 3, GRADIENTS = 4;
 
 namespace baseline {
 extern const RowKernels row_kernels[2];
