@@ -1,9 +1,15 @@
 """Every kernel file with every set of macros that an operation may ask for on any GPU."""
 
+import json
+import os
+import sys
 from collections.abc import Container
+from contextlib import nullcontext
 from functools import cache
-from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from gradkit._calls.backend import OPERATIONS, names_in
 from gradkit._calls.rows import RowOperations
@@ -12,6 +18,10 @@ from gradkit._cuda.dry_run import DryDevice, asked_by
 from gradkit._cuda.launch.kernels import Combination
 from gradkit._dtypes import FLOATS
 from testbed.emulator import IdleDevice
+from testbed.emulator.cache import cache_folder, digest, locked
+from tests.alone import fcntl
+
+ROOT = Path(__file__).parents[1]
 
 
 class Gpu(NamedTuple):
@@ -36,22 +46,52 @@ ON_GPUS = (
 )
 
 
+def what_they_follow_from():
+    """The texts of gradkit's modules, with a fault if one is planted, and of this one."""
+    yield Path(__file__).read_text()
+    for file in sorted((ROOT / "gradkit").rglob("*.py")):
+        name = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        planted = getattr(getattr(sys.modules.get(name), "__loader__", None), "source", None)
+        yield planted if isinstance(planted, str) else file.read_text()
+
+
+def _find():
+    """What operations may need for any dtypes: the place of a GPU, a name, files and macros."""
+    found = []
+    for place, gpu in enumerate(ON_GPUS):
+        # From the third on it is what holds a long row that depends on the GPU.
+        for name in sorted(OPERATIONS if place < 2 else names_in(RowOperations)):
+            backend = CudaBackend(DryDevice(gpu.idle))
+            found.append((place, name, asked_by(backend, [name], FLOATS.keys())))
+    return found
+
+
 @cache
-def needed(gpu: Gpu, operation: str) -> tuple[Combination, ...]:
-    """What an operation may need for any dtypes on a GPU: a second of work for the widest."""
-    return tuple(asked_by(CudaBackend(DryDevice(gpu.idle)), [operation], FLOATS.keys()))
+def _found():
+    """The same from the disk, if a process before this one has found it: it takes seconds."""
+    key = digest(sys.version, np.__version__, *what_they_follow_from())
+    file = cache_folder() / f"combinations-{key}.json"
+    with locked(file) if fcntl else nullcontext():
+        if not file.exists():
+            written = file.with_suffix(f".{os.getpid()}")
+            written.write_text(json.dumps(_find()))
+            written.replace(file)
+    return {(ON_GPUS[place], name): asked for place, name, asked in json.loads(file.read_text())}
+
+
+def needed(gpu: Gpu, operation: str) -> list[Combination]:
+    """What an operation may need for any dtypes on a GPU; of rows, from the third GPU on."""
+    return _found()[gpu, operation]
 
 
 @cache
 def combinations(*operations: str) -> tuple[Combination, ...]:
     """What operations (default: all) may need for any dtypes, each combination once."""
     found = {}
-    chosen = set(operations or OPERATIONS)
-    for gpu in ON_GPUS:
-        for file, macros in chain.from_iterable(needed(gpu, name) for name in sorted(chosen)):
-            found[file, *sorted(macros.items())] = file, macros
-        if gpu.parameter_bytes > 4096:
-            chosen &= {*names_in(RowOperations)}  # what holds a long row depends on the GPU
+    for (_, name), asked in _found().items():
+        if name in (operations or OPERATIONS):
+            for file, macros in asked:
+                found[file, *sorted(macros.items())] = file, macros
     return tuple(found.values())
 
 

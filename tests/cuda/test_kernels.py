@@ -11,7 +11,7 @@ import pytest
 
 from gradkit._calls.backend import OPERATIONS, record_of
 from gradkit._calls.lists import ZeroGrad
-from gradkit._cuda import CudaBackend
+from gradkit._cuda import CudaBackend, dry_run
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import kernel, options_of, source_of
 from gradkit._dtypes import FLOATS
@@ -27,7 +27,7 @@ from testbed.nvrtc import (
     spills,
 )
 from testbed.tools import missing
-from tests.combinations import combinations, compiles_for
+from tests.combinations import combinations, compiles_for, what_they_follow_from
 from tests.machine_code.cases import Case
 from tests.machine_code.tables import CODE
 from tests.operations import records
@@ -229,6 +229,12 @@ def _fewest_threads(file, macros):
         many |= strided and macros["CENTRED"] == 1 and macros["VEC"] == 8
         many |= "ODD" in macros
     return macros.get("THREADS", 512) if many else 1024
+
+
+def test_what_is_needed_is_found_anew_where_a_fault_is_planted(monkeypatch):
+    before = list(what_they_follow_from())
+    monkeypatch.setattr(dry_run.__spec__.loader, "source", "another text", raising=False)
+    assert sum(a != b for a, b in zip(before, what_they_follow_from(), strict=True)) == 1
 
 
 @pytest.mark.emulated
