@@ -16,7 +16,7 @@ from tests import alone
 from tests.backends import ARCHITECTURE, BACKENDS, COMPILED_FILES, has_gpu
 
 _COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("quick", max_examples=15, derandomize=True, **_COMMON)
+settings.register_profile("quick", max_examples=10, derandomize=True, **_COMMON)
 settings.register_profile("ci", max_examples=24, derandomize=True, **_COMMON)
 settings.register_profile("dev", max_examples=40, **_COMMON)
 settings.register_profile("fuzz", max_examples=100, print_blob=True, **_COMMON)

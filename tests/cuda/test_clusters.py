@@ -48,7 +48,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("shape", "types"), CASES, ids=str)
 def test_row_norms(shape, types):
     _check_row_norms(device(), shape, types)

@@ -102,7 +102,7 @@ PARTS = 32, 2032, 4080, 5104, 6128, 8176, 10224, 12272, 32752, 49136, 65536
 # Widths in which a thread has one pack, and of which each number of threads in long rows comes.
 EXACT = 161, 322, 644, 1288, 4608, 5376, 8960, 10240, 14336, 16384
 # So long that the emulator takes its time.
-LONG = pytest.param((3, 16400), marks=pytest.mark.slow)
+LONG, RATHER_LONG = (pytest.param(s, marks=pytest.mark.slow) for s in ((3, 16400), (5, 8200)))
 
 
 class Device(KernelDevice):
@@ -336,7 +336,7 @@ def test_row_variants(shape, types):
     _check_row_variants(device, shape, types, gap=1 if single else 16)
 
 
-@pytest.mark.parametrize("shape", [(40, 64), (5, 8200), LONG], ids=str)
+@pytest.mark.parametrize("shape", [(40, 64), RATHER_LONG, LONG], ids=str)
 def test_strided_rows_on_the_smallest_grid(shape):
     """Loops over rows and over long rows go round."""
     names = ("layer_norm", "row_sums_of_gradient", "apply_gradient")

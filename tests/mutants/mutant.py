@@ -69,9 +69,17 @@ class Equivalent(NamedTuple):
 
     def covers(self, mutant: Mutant) -> bool:
         """Whether a mutant is one of them."""
-        wanted = f"*/{self.file}\n{self.rule}\n{self.line}".split("*")
         found = f"/{mutant.file}\n{mutant.rule}\n{mutant.line}"
-        return re.fullmatch(".*".join(map(re.escape, wanted)), found) is not None
+        return self._pattern.fullmatch(found) is not None
+
+    @property
+    def _pattern(self) -> re.Pattern[str]:
+        return _pattern(f"*/{self.file}\n{self.rule}\n{self.line}")
+
+
+@functools.cache
+def _pattern(wanted: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, wanted.split("*"))))
 
 
 def equivalent() -> list[Equivalent]:
