@@ -183,6 +183,19 @@ def test_the_instruction_set_changes_no_bit(types, shape):
         assert_all_same_bits(results(types, shape), expected)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("width", [32_768, 32_769, LONG])
+@pytest.mark.parametrize("rows", [1, 16, 17, 40])
+def test_sums_over_long_rows_have_each_row_once(rows, width, dtype):
+    """Windows of rows have sums of their own, which begin at nothing; whole numbers are exact."""
+    rng = np.random.default_rng(rows)
+    dy, x = (rng.integers(-9, 10, (rows, width)).astype(dtype) for _ in range(2))
+    mean, inv_std = np.zeros(rows, dtype), np.ones(rows, dtype)
+    _, dscale, dbias = gradkit.layer_norm_grad(dy, x, np.ones(width, dtype), mean, inv_std)
+    np.testing.assert_array_equal(dscale, (dy * x).sum(axis=0))
+    np.testing.assert_array_equal(dbias, dy.sum(axis=0))
+
+
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize("types", [LAYER_TYPES[k] for k in (0, 1, 3)], ids="-".join)
 def test_layouts_change_no_bit(types, layout):
