@@ -131,7 +131,7 @@ template <typename T> double largest_of(const Element<T>* x, i64 count) {
 INLINE double size_of(double x) { return __builtin_fabs(x); }
 
 // Sums relative to the largest element, or for p = 1 and 2 to a power of two near it. These are of
-// float64, whose own sums have overflowed.
+// float64, which had no room for sums of the numbers themselves.
 template <typename T> Part relative_part(const Element<T>* x, i64 count, double p) {
     const double largest = largest_of(x, count);
     if (largest == 0) return {0, 0, 0};

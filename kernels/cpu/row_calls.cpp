@@ -159,7 +159,7 @@ public:
           shares_(share_count()),
           run_(run_length()),
           in_scratch_(setting.rows <= run_),
-          sums_(in_scratch_ ? nullptr : new double[2 * places() * call.window]()) {}
+          sums_(in_scratch_ ? nullptr : new double[2 * places() * call.window]) {}
 
     // Runs of rows, in order, into the sums of a share; those of a single run stay in scratch.
     void work(i64 item, int slot) override {
@@ -169,7 +169,7 @@ public:
         if (!in_scratch_) {
             of_product = sums(0, place);
             of_dy = sums(1, place);
-            for (i64 j = 0; windows_ > 1 && j < call_.window; ++j) of_product[j] = of_dy[j] = 0;
+            for (i64 j = 0; j < call_.window; ++j) of_product[j] = of_dy[j] = 0;
         }
         const i64 begin = runs_ * share / shares_ * ROW_RUN;
         const i64 end = at_most(runs_ * (share + 1) / shares_ * ROW_RUN, setting.rows);
