@@ -4,6 +4,7 @@ import math
 import warnings
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 from hypothesis import strategies as st
@@ -36,6 +37,12 @@ BATCH_TYPES = [
     ("bfloat16", "float32", "float32"),
     ("bfloat16", "bfloat16", "bfloat16"),
 ]
+
+
+def every_other(some, others):
+    """Pairs of these: each of the one with every other of the other."""
+    pairs = product(enumerate(some), enumerate(others))
+    return [(one, other) for (i, one), (j, other) in pairs if (i + j) % 2]
 
 
 def call_of(kind, **given):

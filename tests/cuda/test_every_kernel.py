@@ -12,7 +12,7 @@ import pytest
 
 import gradkit
 from tests.operations import ROW_NORMS, check_norm, norm, problem
-from tests.problems import BATCH_TYPES, LAYER_TYPES, make, make_groups
+from tests.problems import BATCH_TYPES, LAYER_TYPES, every_other, make, make_groups
 from tests.tolerances import DTYPES
 
 ROWS = [(9, 5), (37, 64), (3, 1024), (2, 2049), (2, 12292)]
@@ -21,8 +21,7 @@ joined = "-".join
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("types", LAYER_TYPES, ids=joined)
-@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize(("shape", "types"), every_other(ROWS, LAYER_TYPES), ids=str)
 def test_row_norms(backend, shape, types):
     for name in ROW_NORMS:
         check_norm(backend, problem(name, shape, types), name)
@@ -31,8 +30,7 @@ def test_row_norms(backend, shape, types):
 
 @pytest.mark.sampled(11)
 @pytest.mark.parametrize("gap", [1, 16], ids=["single", "packs"])
-@pytest.mark.parametrize("types", LAYER_TYPES, ids=joined)
-@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize(("shape", "types"), every_other(ROWS, LAYER_TYPES), ids=str)
 def test_row_norms_of_sums_at_strides(backend, shape, types, gap):
     p = make(shape, types, centred=False)
 

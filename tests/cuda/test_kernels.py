@@ -113,8 +113,8 @@ COUNTED = {file for file, _ in combinations(*records("rows"))}
 # and not on the newest, or the other way round; not those that `make machine-code` compiles.
 # On the others one combination of each file's first choice of dtypes and of every n-th, another one
 # on each.
-EVERY = {90: 9, min(ARCHITECTURES): 17, max(ARCHITECTURES): 17}
-EVERY_BETWEEN = 5
+EVERY = {90: 19, min(ARCHITECTURES): 37, max(ARCHITECTURES): 37}
+EVERY_BETWEEN = 11
 EVERYTHING = os.environ.get("GRADKIT_NVRTC") == "all"
 
 

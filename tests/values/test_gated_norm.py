@@ -12,7 +12,7 @@ import gradkit
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
-from tests.problems import ABOVE_NOTHING, LAYER_TYPES, make, problems, tiny
+from tests.problems import ABOVE_NOTHING, LAYER_TYPES, every_other, make, problems, tiny
 from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits, assert_within
 
 TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
@@ -164,10 +164,9 @@ def test_any_problem(backend, data):
 
 
 @pytest.mark.sampled(19)
-@TYPES
+@pytest.mark.parametrize(("shape", "types"), every_other(SHAPES, LAYER_TYPES), ids=str)
 @BEFORE
 @ACTIVATIONS
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shapes(backend, shape, types, activation, before):
     gated(shape, types, activation=activation, before=before, offset=0.5).check(backend)
 

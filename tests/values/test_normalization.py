@@ -10,7 +10,7 @@ import gradkit
 from tests import oracles, tolerances
 from tests.layouts import LAYOUTS
 from tests.operations import ROW_GRADIENTS, ROW_NORMS, check_norm, norm, problem
-from tests.problems import ABOVE_NOTHING, LAYER_TYPES, make, problems, tiny
+from tests.problems import ABOVE_NOTHING, LAYER_TYPES, every_other, make, problems, tiny
 from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits, assert_within
 
 COLUMNS = [1, 2, 31, 32, 33, 1023, 1024, 1025, 4097, 12289, 16385]
@@ -50,8 +50,7 @@ def test_layer_norm_inverse(backend, data):
 
 
 @pytest.mark.sampled(19)
-@TYPES
-@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize(("columns", "types"), every_other(COLUMNS, LAYER_TYPES), ids=str)
 def test_row_lengths(backend, columns, types):
     for name in ROW_NORMS:
         check_norm(backend, problem(name, (5, columns), types, seed=columns), name)
@@ -327,7 +326,8 @@ def test_the_gradient_over_its_own_input(backend, types, layout):
     [(name, LAYER_TYPES[k % len(LAYER_TYPES)]) for k, name in enumerate(sorted(LAYOUTS))],
 )
 def test_long_rows_over_their_own_input(backend, types, layout):
-    _check_results_over_inputs(backend, make((2, 70_000), types), LAYOUTS[layout])
+    columns = 70_000 if backend.on_host else 20_000  # either is read more than once
+    _check_results_over_inputs(backend, make((2, columns), types), LAYOUTS[layout])
 
 
 def _check_results_over_inputs(backend, p, lay):

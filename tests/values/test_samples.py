@@ -11,7 +11,7 @@ import gradkit
 from gradkit._calls.rows import LayerNorm, by_sample
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
-from tests.problems import LAYER_TYPES, call_of, make
+from tests.problems import LAYER_TYPES, call_of, every_other, make
 from tests.tolerances import assert_same_bits
 
 TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
@@ -97,9 +97,8 @@ def test_any_problem(backend, data):
 
 
 @pytest.mark.sampled(11)
-@TYPES
 @CENTRED
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "types"), every_other(SHAPES, LAYER_TYPES), ids=str)
 def test_shapes(backend, shape, types, centred):
     Samples(shape, types, centred=centred).check(backend)
 
