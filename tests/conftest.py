@@ -22,6 +22,7 @@ settings.register_profile("dev", max_examples=40, **_COMMON)
 settings.register_profile("fuzz", max_examples=100, print_blob=True, **_COMMON)
 if os.environ.get("GRADKIT_REQUIRE_GPU") == "1" and not has_gpu():
     raise pytest.UsageError("CuPy finds no GPU, and GRADKIT_REQUIRE_GPU asks for one")
+MANY = 6  # sets of parameters
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
@@ -46,18 +47,20 @@ def xp():
 def pytest_collection_modifyitems(items):
     """Of a test marked ``sampled(n)``, all but every n-th set of parameters is slow.
 
-    So are tests of what the compiled backend leaves to NumPy.
+    So is all but every third of many sets in the emulator, for which kernels must be compiled, and
+    so are tests of what the compiled backend leaves to NumPy.
     """
-    seen = Counter()
-    for item in items:
+    places = [(item.nodeid.partition("[")[0], _backend_of(item)) for item in items]
+    sets, seen = Counter(places), Counter()
+    for item, place in zip(items, places, strict=True):
         file = f"{item.path.parent.name}/{item.path.name}"
         if _backend_of(item) == "compiled" and file not in COMPILED_FILES:
             item.add_marker("slow")
-        if sampled := item.get_closest_marker("sampled"):
-            place = item.nodeid.partition("[")[0], _backend_of(item)
-            if seen[place] % sampled.args[0]:
-                item.add_marker("slow")
-            seen[place] += 1
+        sampled = item.get_closest_marker("sampled")
+        many = item.get_closest_marker("emulated") and sets[place] >= MANY
+        if seen[place] % (sampled.args[0] if sampled else 3 if many else 1):
+            item.add_marker("slow")
+        seen[place] += 1
 
 
 def pytest_collection_finish():

@@ -381,7 +381,7 @@ def channel_results(types, shape, lay=LAYOUTS["C"]):
     return [*found, y, *known, *gradkit.group_norm_grad(dy, x, p.scale, *known)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @CHANNEL_TYPES
 @pytest.mark.parametrize("shape", IMAGES.values(), ids=IMAGES)
 @pytest.mark.parametrize("layout", ["C", "rolled"])
@@ -395,7 +395,7 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit_of_channels(types,
         assert_all_same_bits(channel_results(types, shape, LAYOUTS[layout]), expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @CHANNEL_TYPES
 @pytest.mark.parametrize("shape", IMAGES.values(), ids=IMAGES)
 def test_norms_over_channels_are_those_of_numpy(types, shape):
