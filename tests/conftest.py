@@ -47,8 +47,8 @@ def xp():
 def pytest_collection_modifyitems(items):
     """Of a test marked ``sampled(n)``, all but every n-th set of parameters is slow.
 
-    So is all but every third of many sets in the emulator, for which kernels must be compiled, and
-    so are tests of what the compiled backend leaves to NumPy.
+    Of what is still many in the emulator, for which kernels must be compiled, a third is quick.
+    Tests of what the compiled backend leaves to NumPy are slow.
     """
     places = [(item.nodeid.partition("[")[0], _backend_of(item)) for item in items]
     sets, seen = Counter(places), Counter()
@@ -57,8 +57,13 @@ def pytest_collection_modifyitems(items):
         if _backend_of(item) == "compiled" and file not in COMPILED_FILES:
             item.add_marker("slow")
         sampled = item.get_closest_marker("sampled")
-        many = item.get_closest_marker("emulated") and sets[place] >= MANY
-        if seen[place] % (sampled.args[0] if sampled else 3 if many else 1):
+        every, at = sampled.args[0] if sampled else 1, 0
+        if item.get_closest_marker("emulated") and sets[place] >= MANY * every:
+            every *= 3
+            at = (
+                seen[place] // every % every
+            )  # another one each time, or some values would have none
+        if seen[place] % every != at:
             item.add_marker("slow")
         seen[place] += 1
 

@@ -29,8 +29,9 @@ def lying(backend, host, gap):
 
 @pytest.mark.guarantee("Aliasing")
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("types", [FLOAT32, ("bfloat16", "float32", "bfloat16")], ids="-".join)
-@pytest.mark.parametrize("gap", [0, 3])
+@pytest.mark.parametrize(
+    ("types", "gap"), [(FLOAT32, 3), (("bfloat16", "float32", "bfloat16"), 0)], ids=str
+)
 @pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "place", "own", "other"), CASES)
 def test_a_result_over_what_is_two_arguments(backend, name, place, own, other, types, gap, long):

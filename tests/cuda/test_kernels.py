@@ -109,12 +109,11 @@ KERNELS = by_dtypes()
 FILES = {name.partition("-")[0]: name for name in reversed(KERNELS)}  # the first of each
 # Of these, a multiprocessor must hold as many threads as `_fewest_threads` says.
 COUNTED = {file for file, _ in combinations(*records("rows"))}
-# On these every n-th combination of macros is compiled, because registers run short on the oldest
-# and not on the newest, or the other way round; not those that `make machine-code` compiles.
+# On these every n-th combination of macros is compiled, if `make machine-code` does not compile it.
 # On the others one combination of each file's first choice of dtypes and of every n-th, another one
 # on each.
-EVERY = {90: 19, min(ARCHITECTURES): 37, max(ARCHITECTURES): 37}
-EVERY_BETWEEN = 11
+EVERY = {90: 19}
+EVERY_BETWEEN = 7
 EVERYTHING = os.environ.get("GRADKIT_NVRTC") == "all"
 
 
