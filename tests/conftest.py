@@ -22,8 +22,9 @@ settings.register_profile("dev", max_examples=40, **_COMMON)
 settings.register_profile("fuzz", max_examples=100, print_blob=True, **_COMMON)
 if os.environ.get("GRADKIT_REQUIRE_GPU") == "1" and not has_gpu():
     raise pytest.UsageError("CuPy finds no GPU, and GRADKIT_REQUIRE_GPU asks for one")
-MANY = 6  # sets of parameters
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+# With this many sets of parameters of a test, a third of them is quick in the emulator.
+MANY = 6
 
 
 @pytest.fixture(
@@ -60,9 +61,8 @@ def pytest_collection_modifyitems(items):
         every, at = sampled.args[0] if sampled else 1, 0
         if item.get_closest_marker("emulated") and sets[place] >= MANY * every:
             every *= 3
-            at = (
-                seen[place] // every % every
-            )  # another one each time, or some values would have none
+            # Another one each time, or some value of the innermost parameter would have none.
+            at = seen[place] // every % every
         if seen[place] % every != at:
             item.add_marker("slow")
         seen[place] += 1

@@ -316,7 +316,7 @@ def _batch(shape, axis, last, types, **options):
     return p
 
 
-# Values, on every path and in every combination of dtypes
+# Values, on every path and in every choice of dtypes
 
 
 @pytest.mark.sampled(23)
@@ -382,12 +382,13 @@ def test_all_that_is_listed_is_asked_for_and_nothing_else(monkeypatch):
     requested = set()
     # The second GPU takes longer lists; from the third on it is what holds a long row that differs.
     for types, (place, gpu) in itertools.product(LAYER_TYPES, enumerate(ON_GPUS)):
+        if place == 1:
+            continue
         packs = [pack for pack in (8, 4, 2) if pack * DTYPES[types[0]].itemsize <= 16]
         widths = [*(part + pack for part in PARTS for pack in packs), *EXACT]
-        shapes = [*SHAPES, *((2, width) for width in widths)]
-        if place:
-            shapes = [shape for shape in shapes if shape[1] > 4000 and place > 1]
-        requested.update(*(_asked_of(gpu, shape, types) for shape in shapes))
+        for shape in [*SHAPES, *((2, width) for width in widths)]:
+            if place == 0 or shape[1] > 4000:
+                requested.update(_asked_of(gpu, shape, types))
     images = [((2, 3, run), 1, False) for run in (60, 34)]
     images += [((2, run, 3), 1, True) for run in (60, 34)]
     images.append(((2, 8, 63), 1, False))

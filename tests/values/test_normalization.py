@@ -326,7 +326,7 @@ def test_the_gradient_over_its_own_input(backend, types, layout):
     [(name, LAYER_TYPES[k % len(LAYER_TYPES)]) for k, name in enumerate(sorted(LAYOUTS))],
 )
 def test_long_rows_over_their_own_input(backend, types, layout):
-    columns = 70_000 if backend.on_host else 20_000  # either is read more than once
+    columns = 70_000 if backend.on_host else 20_000  # long for either
     _check_results_over_inputs(backend, make((2, columns), types), LAYOUTS[layout])
 
 
