@@ -49,8 +49,8 @@ $(STAMP): $(PINNED) CMakeLists.txt $(wildcard kernels/cpu/*) kernels/clip_coeffi
 demo: $(STAMP) ## train a network on handwritten digits; writes demo.png
 	$(BIN)/python examples/train_digits.py
 
-demo-ranks: .venv-ranks/.installed ## the same on four MPI ranks, compared with one process (1 min)
-	.venv-ranks/bin/mpiexec -n 4 .venv-ranks/bin/python examples/mpi_training.py
+demo-ranks: .venv-frameworks/.installed ## the same on four MPI ranks, compared with one process (1 min)
+	.venv-frameworks/bin/mpiexec -n 4 .venv-frameworks/bin/python examples/mpi_training.py
 
 # On all cores; tests that measure time run alone (tests/alone.py).
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal --durations 12
@@ -61,13 +61,13 @@ test: $(STAMP) ## the test suite and the doctests, on the CPU (4 min on two core
 		-m 'not slow and not ptx'
 
 # Warnings are errors. tests/docs then checks the pages that were built.
-docs: .venv-docs/.installed ## build the site, and check it: build/docs/index.html (2 min)
+docs: .venv-frameworks/.installed ## build the site, and check it: build/docs/index.html (2 min)
 	rm -rf build/docs docs/generated
-	.venv-docs/bin/python -m sphinx --quiet --fail-on-warning --keep-going --jobs 2 -c docs . build/docs
-	GRADKIT_SITE=build/docs .venv-docs/bin/python -m pytest --quiet --noconftest tests/docs/test_site.py
+	.venv-frameworks/bin/python -m sphinx --quiet --fail-on-warning --keep-going --jobs 2 -c docs . build/docs
+	GRADKIT_SITE=build/docs .venv-frameworks/bin/python -m pytest --quiet --noconftest tests/docs/test_site.py
 
 docs-look: docs ## test pages in headless Chromium; screenshots in build/docs-look
-	GRADKIT_SITE=build/docs GRADKIT_LOOK=build/docs-look .venv-docs/bin/python -m pytest --quiet --noconftest \
+	GRADKIT_SITE=build/docs GRADKIT_LOOK=build/docs-look .venv-frameworks/bin/python -m pytest --quiet --noconftest \
 		tests/docs/test_browser.py
 
 # --- checks that a change must pass -----------------------------------------------------------------
@@ -120,12 +120,12 @@ bench-gpu-compiled: ## the same of eight cases beside torch.compile, which takes
 	$(GPU_PYTHON) -m benchmarks --device cuda --seconds 0.3 --budget 90 --peers torch,torch.compile --only '$(COMPILED)' \
 		--out $${OUT:-benchmarks/out}/compiled.jsonl $(BENCH)
 
-bench-host-torch: .venv-interop/.installed .venv-cupy14/.installed ## the host's time in calls on PyTorch's CUDA tensors, without a GPU (2 min)
+bench-host-torch: .venv-frameworks/.installed .venv-cupy14/.installed ## the host's time in calls on PyTorch's CUDA tensors, without a GPU (2 min)
 	OMP_NUM_THREADS=1 PYTHONPATH=$(wildcard .venv-cupy14/lib/python*/site-packages) \
-		.venv-interop/bin/python -m benchmarks.host --on torch
+		.venv-frameworks/bin/python -m benchmarks.host --on torch
 
-bench-ranks: .venv-ranks/.installed ## time norms over four processes, compared with PyTorch's on DTensors
-	.venv-ranks/bin/python -m benchmarks.ranks $(BENCH)
+bench-ranks: .venv-frameworks/.installed ## time norms over four processes, compared with PyTorch's on DTensors
+	.venv-frameworks/bin/python -m benchmarks.ranks $(BENCH)
 
 bench-record: $(STAMP) ## publish RUN=FILE.jsonl, a finished run: benchmarks/results, docs/performance.md, README
 	@test -n "$(RUN)" || { echo "make: name the run: make bench-record RUN=FILE.jsonl" >&2; exit 1; }
@@ -141,12 +141,8 @@ LOCK := pip compile --quiet --upgrade --universal --python-version 3.11 --prerel
 lock: .venv-lock/.installed ## pin the newest versions of all packages that `make venv` and CI install
 	.venv-lock/bin/uv $(LOCK) --generate-hashes --extra demo --extra test --extra lint \
 		pyproject.toml requirements/ci.in --output-file requirements/ci.txt
-	.venv-lock/bin/uv $(LOCK) --extra demo \
-		pyproject.toml docs/requirements.txt --output-file requirements/docs.txt
-	.venv-lock/bin/uv $(LOCK) --extra test \
-		pyproject.toml tests/interop/requirements.txt --output-file requirements/interop.txt
 	.venv-lock/bin/uv $(LOCK) --extra demo --extra test \
-		pyproject.toml tests/processes/requirements.txt --output-file requirements/ranks.txt
+		pyproject.toml requirements/frameworks.in --output-file requirements/frameworks.txt
 	for cupy in cupy13 cupy14; do .venv-lock/bin/uv $(LOCK) --generate-hashes --extra test \
 		pyproject.toml requirements/$$cupy.in --output-file requirements/$$cupy.txt; done
 	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/nvrtc13.in --output-file requirements/nvrtc13.txt
@@ -156,8 +152,8 @@ lock: .venv-lock/.installed ## pin the newest versions of all packages that `mak
 build/mutants/tests/main.json: $(shell find gradkit -name '*.py')
 	$(MAKE) test
 
-build/mutants/interop/main.json: .venv-interop/.installed $(shell find gradkit -name '*.py')
-	-HYPOTHESIS_PROFILE=quick .venv-interop/bin/python -m pytest --quiet --numprocesses auto -m interop \
+build/mutants/interop/main.json: .venv-frameworks/.installed $(shell find gradkit -name '*.py')
+	-HYPOTHESIS_PROFILE=quick .venv-frameworks/bin/python -m pytest --quiet --numprocesses auto -m interop \
 		-p tests.mutants.plugin --covered build/mutants/interop tests/interop
 
 ON_DRIVER := tests/gpu tests/values/test_steps.py --ignore tests/gpu/test_examples.py -k 'not 20000'
@@ -178,7 +174,7 @@ mutants-kernels: $(STAMP) build/mutants/tests/main.json ## the same of the kerne
 	$(BIN)/python -m tests.mutants --each 1 --cap 120 --only kernels/
 
 mutants-interop: build/mutants/interop/main.json ## run the mutation tests of gradkit.torch and gradkit.jax
-	.venv-interop/bin/python -m tests.mutants --interop $(MUTANTS)
+	.venv-frameworks/bin/python -m tests.mutants --interop $(MUTANTS)
 
 pictures: $(STAMP) ## redraw the README's pictures: docs/pictures
 	PYTHONPATH=. $(BIN)/python docs/pictures.py
@@ -225,9 +221,9 @@ test-driver-%: .venv-%/.installed
 		-p testbed.driver.plugin -m gpu $(DRIVER_TESTS)
 
 # No environment has both PyTorch and CuPy.
-test-driver-torch: .venv-interop/.installed .venv-cupy14/.installed ## PyTorch's CUDA tensors on CuPy, without a GPU (2 min)
+test-driver-torch: .venv-frameworks/.installed .venv-cupy14/.installed ## PyTorch's CUDA tensors on CuPy, without a GPU (2 min)
 	HYPOTHESIS_PROFILE=quick PYTHONPATH=$(wildcard .venv-cupy14/lib/python*/site-packages) \
-		.venv-interop/bin/python -m pytest --quiet -p testbed.driver.plugin tests/interop/test_torch_on_driver.py
+		.venv-frameworks/bin/python -m pytest --quiet -p testbed.driver.plugin tests/interop/test_torch_on_driver.py
 
 # All files that have such tests, as tests/package/test_directories.py checks: no others are collected.
 # The sanitizers take four of the cores.
@@ -244,16 +240,16 @@ suite-gpu:
 		-p no:benchmark $$($(GPU_PYTHON) -c 'import xdist' 2>/dev/null && echo --numprocesses $(WORKERS) --dist worksteal) \
 		$(or $(GPU_TESTS),$(ON_GPU))
 
-test-interop: $(STAMP) .venv-interop/.installed .venv-package/.installed ## test with PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
-	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-interop/bin/python -m pytest --numprocesses auto --dist worksteal tests/interop
-	$(BIN)/mypy --python-executable .venv-interop/bin/python --follow-imports silent tests/typing/frameworks.py
-	.venv-package/bin/pyright --project tests/interop --pythonpath .venv-interop/bin/python
+test-interop: $(STAMP) .venv-frameworks/.installed .venv-package/.installed ## test with PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
+	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-frameworks/bin/python -m pytest --numprocesses auto --dist worksteal tests/interop
+	$(BIN)/mypy --python-executable .venv-frameworks/bin/python --follow-imports silent tests/typing/frameworks.py
+	.venv-package/bin/pyright --project tests/interop --pythonpath .venv-frameworks/bin/python
 
 test-onnxruntime: $(STAMP) .venv-onnxruntime/.installed ## compare results with ONNX Runtime Training's operators
 	GRADKIT_ORT_PYTHON=$(CURDIR)/.venv-onnxruntime/bin/python $(BIN)/python -m pytest tests/onnxruntime
 
-test-ranks: .venv-ranks/.installed ## test with processes of MPI, torch.distributed and JAX, on the CPU (2 min)
-	GRADKIT_REQUIRE_RANKS=1 .venv-ranks/bin/python -m pytest -p no:xdist --durations 5 tests/processes
+test-ranks: .venv-frameworks/.installed ## test with processes of MPI, torch.distributed and JAX, on the CPU (2 min)
+	GRADKIT_REQUIRE_RANKS=1 .venv-frameworks/bin/python -m pytest -p no:xdist --durations 5 tests/processes
 
 # All tests that take a backend or launch kernels, on four architectures, with the NVRTC of CUDA 12 and
 # of CUDA 13. The tests of lists run also with every fusion that ptxas may make, which does not change
@@ -290,28 +286,21 @@ $(PTX_PARTS:%=test-ptx-%): test-ptx-sm_%: $(STAMP)
 .venv-cupy13/.installed .venv-cupy14/.installed: .venv-%/.installed: requirements/%.txt
 .venv-cupy13/.installed: PACKAGES := --require-hashes --requirement requirements/cupy13.txt
 .venv-cupy14/.installed: PACKAGES := --require-hashes --requirement requirements/cupy14.txt
-.venv-docs/.installed: PACKAGES = $(EDITABLE)[demo] --requirement docs/requirements.txt \
-	--constraint requirements/docs.txt
-.venv-interop/.installed: PACKAGES = $(EDITABLE)[test] --requirement tests/interop/requirements.txt \
-	--constraint requirements/interop.txt
+.venv-frameworks/.installed: PACKAGES = $(EDITABLE)[demo,test] --requirement requirements/frameworks.in \
+	--constraint requirements/frameworks.txt
 .venv-lock/.installed: PACKAGES := uv
 .venv-nvrtc13/.installed: PACKAGES := --require-hashes --requirement requirements/nvrtc13.txt
 .venv-onnxruntime/.installed: PACKAGES := --requirement tests/onnxruntime/requirements.txt
 .venv-package/.installed: PACKAGES := --require-hashes --requirement requirements/package.txt
-.venv-ranks/.installed: PACKAGES = $(EDITABLE)[demo,test] --requirement tests/processes/requirements.txt \
-	--constraint requirements/ranks.txt
 
 .venv-bench/.installed: benchmarks/requirements.txt
-.venv-docs/.installed: docs/requirements.txt requirements/docs.txt
-.venv-interop/.installed: tests/interop/requirements.txt requirements/interop.txt
+.venv-frameworks/.installed: requirements/frameworks.in requirements/frameworks.txt
 .venv-onnxruntime/.installed: tests/onnxruntime/requirements.txt
 .venv-nvrtc13/.installed: requirements/nvrtc13.txt
 .venv-package/.installed: requirements/package.txt
-.venv-ranks/.installed: tests/processes/requirements.txt requirements/ranks.txt
 # What `make venv` has compiled, for other environments: each of them would take a minute and a half.
 EDITABLE = $(shell echo build/editable/*.whl)
-.venv-bench/.installed .venv-cudnn8/.installed .venv-cudnn9/.installed .venv-docs/.installed .venv-interop/.installed \
-	.venv-ranks/.installed: | build/editable/.made
+.venv-bench/.installed .venv-cudnn8/.installed .venv-cudnn9/.installed .venv-frameworks/.installed: | build/editable/.made
 build/editable/.made: $(STAMP)
 	@rm -rf $(@D)
 	@$(BIN)/python -c "from scikit_build_core.build import build_editable as build; \

@@ -99,9 +99,7 @@ LOCKS = {  # file: extras, and what else it has
     "ci.txt": (("demo", "lint", "test"), "requirements/ci.in"),
     "cupy13.txt": (("test",), "requirements/cupy13.in"),
     "cupy14.txt": (("test",), "requirements/cupy14.in"),
-    "docs.txt": (("demo",), "docs/requirements.txt"),
-    "interop.txt": (("test",), "tests/interop/requirements.txt"),
-    "ranks.txt": (("demo", "test"), "tests/processes/requirements.txt"),
+    "frameworks.txt": (("demo", "test"), "requirements/frameworks.in"),
 }
 
 
