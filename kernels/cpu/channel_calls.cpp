@@ -39,8 +39,6 @@ constexpr i64 STREAMED = 1 << 23;
 // Times this, float64 numbers, their differences and squares add up without overflow. What it takes
 // from the smallest counts for nothing beside those that overflowed.
 constexpr double SMALL = 0x1p-600;
-// Between questions whether to give up.
-constexpr std::chrono::milliseconds PATIENCE(50);
 
 i64 parts_of(i64 whole, i64 part) { return (whole + part - 1) / part; }
 i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
@@ -500,7 +498,8 @@ private:
             const A* bias = shared.bias.data() + first;
             for (i64 k = 0; k < count; ++k) split(centres[k], rests[k], &highs[k], &lows[k]);
             each_column(from, count, [&](i64 j, i64 k) {
-                const double factor = inv_stds[k] * scale[j], lost = lows[k] * factor;
+                const double factor = inv_stds[k] * scale[j];
+                const double lost = lows[k] * factor + 0.0;  // never -0: no bias is -0 too
                 mean[j] = highs[k];
                 outer[j] = static_cast<A>(factor);
                 offset[j] = lost - lost == 0 ? static_cast<A>(bias[j] - lost) : bias[j];

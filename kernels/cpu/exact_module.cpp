@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "exact_sums.h"
+#include "module.h"
 #include "pool.h"
 
 namespace nb = nanobind;
@@ -45,10 +46,14 @@ struct Piece {
     i64 from, count;
 };
 
-class Pieces : public Items {
+class Pieces : public Patient {
 public:
     Pieces(AddExactly add, int order, int rows, int threads)
-        : sums(static_cast<size_t>(rows) * threads), add_(add), order_(order), rows_(rows) {}
+        : Patient(interrupted),
+          sums(static_cast<size_t>(rows) * threads),
+          add_(add),
+          order_(order),
+          rows_(rows) {}
 
     void take(const Gradient& gradient) {
         for (i64 from = 0; from < gradient.count; from += PIECE) {
@@ -87,9 +92,14 @@ void exact_sums(
     }
     Py_buffer written;
     if (PyObject_GetBuffer(out.ptr(), &written, PyBUF_WRITABLE)) throw nb::python_error();
+    bool done;
     {
         nb::gil_scoped_release released;
-        share_out(pieces, pieces.pieces.size(), threads);
+        done = share_out(pieces, pieces.pieces.size(), threads);
+    }
+    if (!done) {
+        PyBuffer_Release(&written);
+        throw nb::python_error();
     }
     double* to = static_cast<double*>(written.buf);
     for (int row = 0; row < count; ++row, to += DIGITS + 1) {

@@ -244,8 +244,9 @@ INLINE bool has_no_gaps(const Axes& columns, i64 itemsize) {
 template <typename F> INLINE void for_each(
     char* data, const Axes& axes, i64 from, i64 count, F visit
 ) {
+    if (count == 0) return;  // an axis may be of no length
     if (axes.count == 0) {
-        if (count) visit(data, 0);
+        visit(data, 0);
         return;
     }
     i64 index[MOST_AXES];

@@ -1,7 +1,6 @@
 #include "list_calls.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -31,32 +30,12 @@ constexpr i64 TILE = 16;
 // need not be repeated.
 constexpr int FACTORS = 2;
 constexpr i64 LONG_RUN = 32;
-// Between questions whether to give up.
-constexpr std::chrono::milliseconds PATIENCE(50);
 
 i64 bytes_of(Dtype dtype) { return dtype == F64 ? 8 : dtype == F32 ? 4 : 2; }
 
 i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
 
 i64 distance(i64 stride) { return stride < 0 ? -stride : stride; }
-
-// Items of a call that may be given up.
-class Patient : public Items {
-public:
-    explicit Patient(bool (*given_up)()) : given_up_(given_up) {}
-
-    bool given_up() override {
-        if (!given_up_) return false;
-        const auto now = std::chrono::steady_clock::now();
-        if (now - asked_ < PATIENCE) return false;
-        asked_ = now;
-        return given_up_();
-    }
-
-private:
-    bool (*given_up_)();
-    std::chrono::steady_clock::time_point asked_ = std::chrono::steady_clock::now();
-};
 
 }  // namespace
 

@@ -29,8 +29,6 @@ constexpr i64 ROW_RUN = 16;
 // Bytes of a result, and of its rows, from which on it is written past the caches, which cannot hold
 // it for long. Rows of 512 bytes took twice as long so.
 constexpr i64 STREAMED = 1 << 24, STREAMED_ROW = 3 << 10;
-// Between questions whether to give up.
-constexpr std::chrono::milliseconds PATIENCE(50);
 constexpr std::align_val_t CACHE_LINE{64};
 
 i64 parts_of(i64 whole, i64 part) { return (whole + part - 1) / part; }
