@@ -1,0 +1,136 @@
+"""What the compiled norms over rows compute at the edges: of ranges, of regimes and of scratch."""
+
+import threading
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gradkit
+from tests.cpu.test_compiled import _restored, compiled  # noqa: F401
+from tests.tolerances import (
+    DTYPES,
+    assert_all_same_bits,
+    assert_same_bits,
+    assert_same_numbers,
+    unit,
+)
+
+
+def test_a_residual_alone_with_gaps():
+    """Rows without gaps are read where they lie, if all of a call's are such."""
+    rng = np.random.default_rng(0)
+    for dtype in map(np.dtype, (np.float16, ml_dtypes.bfloat16)):
+        residual, x = (rng.standard_normal((5, 77)).astype(dtype) for _ in range(2))
+        expected = gradkit.add_layer_norm(x, residual)
+        found = gradkit.add_layer_norm(x, np.asfortranarray(residual))
+        assert_all_same_bits(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_16_bit_number_alone(dtype):
+    """In rows of one column, where no vector converts it."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES[dtype])[:, np.newaxis]
+    for further in (0.0, 2.0**-9, 2.0**-24, 60000.0):
+        residual = np.full(every.shape, further, every.dtype)
+        s = gradkit.add_rms_norm(every, residual)[1]
+        with np.errstate(all="ignore"):
+            expected = (every.astype(np.float32) + residual.astype(np.float32)).astype(every.dtype)
+        assert_same_numbers(s, expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 77), (40, 33)], ids=str)
+def test_bfloat16_is_a_nan_whatever_the_bits_of_what_it_comes_from(shape):
+    """Rounded as numbers are, some NaNs would be infinite, or zero."""
+    rng = np.random.default_rng(0)
+    dy, x = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for _ in range(2))
+    scale = np.linspace(1, 2, shape[1]).astype(ml_dtypes.bfloat16)
+    for bits in (0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F810001, 0x7FFF8000, 0xFF80FFFF):
+        mean, inv_std = np.linspace(1, 2, 2 * shape[0], dtype="f4").reshape(2, -1)
+        mean[1:2].view("u4")[:] = bits
+        dx, dscale, _ = gradkit.layer_norm_grad(dy, x, scale, mean, inv_std)
+        found = np.isnan(dx.astype("f4"))
+        assert found[1].all(), hex(bits)
+        assert not found[::2].any(), hex(bits)
+        assert np.isnan(dscale.astype("f4")).all(), hex(bits)
+        with np.errstate(invalid="ignore"):
+            back = gradkit.layer_norm_inverse(dy, scale, None, mean, inv_std)
+        assert np.isnan(back.astype("f4"))[1].all(), hex(bits)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("width", [32_767, 32_768, 32_769])
+def test_statistics_of_the_longest_rows_that_are_visited_once(width, dtype):
+    x = np.random.default_rng(0).integers(-9, 10, (2, width)).astype(dtype)
+    exact = x.astype(np.float64)
+    _, mean, inv_std = gradkit.layer_norm(x, eps=0.0)
+    np.testing.assert_allclose(mean, exact.mean(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(inv_std, 1 / exact.std(axis=1), rtol=1e-6)
+    of_rms = gradkit.rms_norm(x, eps=0.0)[1]
+    np.testing.assert_allclose(of_rms, np.mean(exact**2, axis=1) ** -0.5, rtol=1e-6)
+    dx = gradkit.layer_norm_grad(x, x, None, mean, inv_std)[0]
+    np.testing.assert_allclose(dx, 0, atol=1e-5)
+
+
+def test_equal_terms_of_very_many_rows_round_alike():
+    """Runs grow with the number of rows, so that neither they nor their total have many terms."""
+    one, nothing, some = np.ones(2), np.zeros(1 << 20), np.ones(1 << 20)
+    for value in (0.1, 1 / 3, 0.9):
+        dy = np.full((1 << 20, 2), value)
+        dbias = gradkit.layer_norm_grad(dy, dy, one, nothing, some)[2]
+        exact = value * 2.0**20  # not rounded
+        assert (np.abs(dbias - exact) <= 128 * unit(dy.dtype) * exact).all()
+
+
+def test_equal_terms_of_long_rows_round_alike():
+    """So few have one total in float32 that their mean is off by some units alone."""
+    dy = np.full((1, 32_768), np.float32(0.1))
+    nothing, one = np.zeros(1, np.float32), np.ones(1, np.float32)
+    dx = gradkit.layer_norm_grad(dy, 0 * dy, None, nothing, one)[0]
+    assert (np.abs(dx) <= 8 * unit(dy.dtype) * dy).all()
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_nothing_is_added_where_no_bias_is(dtype):
+    """Not even the sign of -0 changes."""
+    x = np.array([[-0.0, 0.0, -1.0, 1.0] * 5], DTYPES[dtype])
+    for y in (gradkit.rms_norm(x)[0], gradkit.layer_norm(x)[0], gradkit.add_rms_norm(x, x)[0]):
+        np.testing.assert_array_equal(np.signbit(y), np.signbit(x))
+
+
+def test_zeros_of_a_gradient_from_the_output_have_the_other_ones_signs():
+    dy, y, one = np.full((2, 5), -0.0), np.array([[-1.0, 1, 2, -2, 3]] * 2), np.ones(5)
+    found = gradkit.invertible_rms_norm_grad(dy, y, one, np.ones(2))[0]
+    assert_same_bits(found, gradkit.rms_norm_grad(dy, y, one, np.ones(2))[0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_subnormal_sums_are_rounded_to_16_bits(dtype):
+    """Beside every tie of subnormal numbers, and of the least normal ones."""
+    least = {"float16": 2.0**-24, "bfloat16": 2.0**-133}[dtype]
+    dy = np.zeros((33, 8192), np.float32)
+    dy[0] = np.arange(-4096, 4096) * (least / 8)
+    scale, statistics = np.ones(8192, DTYPES[dtype]), np.zeros(33, np.float32)
+    dbias = gradkit.layer_norm_grad(dy, dy, scale, statistics, statistics)[2]
+    np.testing.assert_array_equal(dbias.astype("f4"), dy[0].astype(dbias.dtype).astype("f4"))
+
+
+def test_python_runs_in_other_threads_while_a_long_call_computes():
+    x = np.broadcast_to(np.ones(1024, np.float32), (1 << 20, 1024))
+    y = np.lib.stride_tricks.as_strided(np.empty(1024, np.float32), x.shape, (0, 4))
+    inv_std, ends, seen = np.empty(len(x), np.float32), [], []
+
+    def work():
+        ends.append(time.perf_counter())
+        compiled.forward(10, 1, 1, 1e-5, 0.0, x, None, None, None, y, None, None, inv_std)
+        ends.append(time.perf_counter())
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    while worker.is_alive():
+        seen.append(time.perf_counter())
+        time.sleep(0.001)
+    begin, end = ends
+    third = (end - begin) / 3
+    assert any(begin + third < moment < end - third for moment in seen)
