@@ -92,13 +92,14 @@ COMPILED_FILES = {
     "cpu/test_compiled.py",
     *("distributed/test_batch_norm_over_ranks.py", "distributed/test_groups.py"),
     *("distributed/test_rank_states.py", "values/test_accumulate_grads.py"),
-    *("values/test_accumulation.py", "values/test_batch_norm.py"),
+    *("values/test_accumulation.py", "values/test_averaging.py", "values/test_batch_norm.py"),
     *("values/test_batch_norm_inference.py", "values/test_block_clipping.py"),
-    "values/test_channel_norms.py",
-    *("values/test_clipping.py", "values/test_clipping_scaled.py", "values/test_exact_norms.py"),
-    *("values/test_gated_norm.py", "values/test_golden.py", "values/test_group_norm.py"),
-    *("values/test_normalization.py", "values/test_residual_norms.py"),
-    *("values/test_running_statistics.py", "values/test_samples.py", "values/test_statistics.py"),
+    *("values/test_channel_norms.py", "values/test_clipping.py", "values/test_clipping_scaled.py"),
+    *("values/test_compensation.py", "values/test_exact_norms.py", "values/test_gated_norm.py"),
+    *("values/test_golden.py", "values/test_group_norm.py", "values/test_normalization.py"),
+    *("values/test_residual_norms.py", "values/test_running_statistics.py"),
+    *("values/test_samples.py", "values/test_spikes.py", "values/test_statistics.py"),
+    "values/test_stochastic_rounding.py",
 }
 
 

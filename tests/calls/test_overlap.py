@@ -293,3 +293,26 @@ def test_a_known_call_is_one_of_its_class():
     assert passed == (True,)
     assert key == COMPILED.signature(backend, call.options(call), call.ordered(call), 0)
     assert AccumulateGradV2 in key
+
+
+@pytest.mark.skipif(COMPILED is None, reason="nothing is compiled")
+def test_windows_that_share_a_part_of_an_element_overlap():
+    shifted = np.lib.stride_tricks.as_strided(np.zeros(12), (3,), (4,))
+    assert not COMPILED.apart([shifted], [])
+    with pytest.raises(ValueError, match="overlaps itself"):
+        gradkit.scale_grads([shifted], 2.0)
+
+
+@pytest.mark.skipif(COMPILED is None, reason="nothing is compiled")
+def test_a_short_range_inside_a_long_one_hides_no_end():
+    room = np.zeros(100)
+    long, short, written = room[:80], room[8:16], room[40:48]
+    assert not COMPILED.apart([written], [long, short])
+    assert COMPILED.apart([room[80:]], [long, short])
+    assert COMPILED.fitting([written, np.zeros(80)], [short, long], False) is None
+
+
+@pytest.mark.skipif(COMPILED is None, reason="nothing is compiled")
+def test_arrays_of_another_number_of_axes_do_not_fit():
+    for a, b in (((3,), (3, 4)), ((3, 4), (3,)), ((), (3,)), ((3,), ())):
+        assert COMPILED.fitting([np.zeros(a)], [np.ones(b)], True) is None

@@ -1,5 +1,6 @@
 """What shapes, dtypes and strides alone decide is decided once, and never for other arrays."""
 
+import sys
 from functools import partial
 
 import numpy as np
@@ -338,3 +339,12 @@ def test_new_results_of_batch_norm_lie_as_x_does_whatever_came_before():
         y, mean, inv_std = gradkit.batch_norm(x)
         dx, _, _ = gradkit.batch_norm_grad(x, x, None, mean, inv_std)
         assert y.strides == dx.strides == x.strides
+
+
+def test_a_known_call_keeps_no_reference():
+    buffer, grad, scale = np.zeros(3), np.ones(3), 0.12345
+    counts = []
+    for _ in range(8):
+        gradkit.accumulate_grad(buffer, grad, scale=scale)
+        counts.append([sys.getrefcount(each) for each in (buffer, grad, scale)])
+    assert counts[2:] == [counts[2]] * 6

@@ -1,6 +1,7 @@
 """``exact=True``: a norm is rounded once, whatever the cuts, the order and the ranks."""
 
 import math
+import sys
 from decimal import Context, Decimal
 from fractions import Fraction
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
+from gradkit import _host
 from gradkit._calls.lists import DIGITS, ExactSums
 from gradkit._open.gradients import Gradients
 from gradkit._ranks import exact_norms, ownership
@@ -294,3 +296,32 @@ def test_a_rank_that_does_not_remember():
         return float(gradkit.grad_norm(shards(), group=group, exact=True))
 
     assert results(work, 2) == [3.0, 3.0]
+
+
+def test_threads_have_sums_of_their_own():
+    grads = [drawn(k, np.float32, 70_000 if k % 2 else 100) for k in range(40)]
+    many = [np.array([2.0**-k, 1.0], np.float32) for k in range(30)] * 300
+    before, norms = gradkit.get_num_threads(), []
+    try:
+        for threads in (1, 4, 4, 4):
+            gradkit.set_num_threads(threads)
+            norms.append(
+                [
+                    float(gradkit.grad_norm(each, order, exact=True))
+                    for each in (grads, many)
+                    for order in (1, 2)
+                ]
+            )
+    finally:
+        gradkit.set_num_threads(before)
+    assert norms == [norms[0]] * 4
+
+
+def test_gradients_and_sums_are_let_go():
+    grad, sums = np.ones(100, np.float32), np.zeros((1, DIGITS + 1))
+    call = ExactSums(grads=[grad], rows=[0], norm_type=2, sums=sums)
+    before = sys.getrefcount(grad), sys.getrefcount(sums)
+    for _ in range(3):
+        gradkit.grad_norm([grad], exact=True)
+        _host.backend().exact_sums(call)
+    assert (sys.getrefcount(grad), sys.getrefcount(sums)) == before
