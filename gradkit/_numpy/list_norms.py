@@ -30,7 +30,7 @@ def coefficient(norm: float, max_norm: float, eps: float) -> float:
     # max(), so that NaN stays NaN.
     if norm <= max_norm:
         return 1.0
-    return math.nan if max_norm < 0 else max_norm / max(norm, eps)
+    return math.nan if not max_norm >= 0 else max_norm / max(norm, eps)
 
 
 def magnitudes(block: Array) -> Array:

@@ -12,10 +12,10 @@ Norms return their output, those of a residual sum the sum too, and batch norm s
 differentiates them: once, in reverse mode. Lists of gradients are pytrees.
 :mod:`gradkit.jax.transforms` has gradient transformations for optax.
 
-XLA calls back into gradkit, which computes on XLA's own buffers
+On the CPU XLA calls compiled code (``jax.ffi``). What has none, and CUDA devices, with CuPy on
+XLA's stream, call back into gradkit, which computes on XLA's own buffers
 (``jax.experimental.buffer_callback``); JAX 0.6.0 does not have that yet, and copies
-(``jax.pure_callback``). On the CPU, and on CUDA devices with CuPy on XLA's stream: not yet run on
-a GPU.
+(``jax.pure_callback``).
 """
 
 try:

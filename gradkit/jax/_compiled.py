@@ -37,11 +37,14 @@ def compiled_call(
     if not _is_there:
         return None
     fronts = [(1,) if each else () for each in together or [False] * len(operands)]
-    ins = [
-        None if kind is None else np.empty(front + kind[0], kind[1])
-        for kind, front in zip(operands, fronts, strict=True)
-    ]
-    outs = [np.empty((1, *shape) if together else shape, dtype) for shape, dtype in results]
+    try:
+        ins = [
+            None if kind is None else np.empty(front + kind[0], kind[1])
+            for kind, front in zip(operands, fronts, strict=True)
+        ]
+        outs = [np.empty((1, *shape) if together else shape, dtype) for shape, dtype in results]
+    except MemoryError:  # of shapes that no host will hold, such as a whole mesh's
+        return None
     calls = host.compiled().calls_of(lambda: run(outs, ins))
     if len(calls) != 1:
         return None

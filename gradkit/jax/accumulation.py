@@ -168,27 +168,30 @@ def _accumulate(
     """
     *_, seed = numbers
     # What is wrong with a call is found out on arrays without elements.
-    beside = None if kept is None else _without_elements(kept)
-    empty = map(_without_elements, (buffers, grads))
+    into, beside, addends = map(_by_path, (buffers, kept, grads))
+    empty = map(_without_elements, (into, addends))
+    rest = None if kept is None else _without_elements(beside)
     rounding: Any = "nearest" if seed is None else "stochastic"
-    gradkit.accumulate_grads(*empty, compensation=beside, casting=casting, rounding=rounding)
-    (into, tree), (rest, rest_tree) = map(jax.tree.flatten, (buffers, kept))
-    written, added, count = [*into, *rest], jax.tree.leaves(grads), len(into)
+    gradkit.accumulate_grads(*empty, compensation=rest, casting=casting, rounding=rounding)
     if not into:
         return buffers, kept
+    # In the buffers' order: other types of pytrees have the same paths in another one.
+    paths, count = list(into), len(into)
+    written = [*into.values(), *(beside[path] for path in paths if beside)]
+    added = [addends[path] for path in paths]
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         by, fresh, update, *seeds = ins[len(written) + count :]
-        factor, addends = read(by), Views(ins[len(written) : len(written) + count])
+        factor, grads = read(by), Views(ins[len(written) : len(written) + count])
         backend_of(by).accumulate_grads(
             AccumulateGrads(
                 buffers=Views(outs[:count]),
-                grads=addends,
+                grads=grads,
                 do_update=update,
                 overwrite=fresh,
                 scale=factor,
                 norm=None,
-                compensation=Views(outs[count:]) if rest else None,
+                compensation=Views(outs[count:]) if beside else None,
                 seed=seeds[0].view(np.uint64).reshape(()) if seeds else None,
                 offsets=[*accumulate((array.size for array in outs[:-1]), initial=0)],
             )
@@ -197,14 +200,24 @@ def _accumulate(
     results = [ResultShape(array.shape, array.dtype) for array in written]
     operands = [*written, *added, *(number for number in numbers if number is not None)]
     reuse = {k: k for k in range(len(written))}
-    compiled = named_call("accumulate", compensated=[len(rest) > 0]) if seed is None else None
+    compiled = named_call("accumulate", compensated=[len(beside) > 0]) if seed is None else None
     found = call(_REFUSAL, compute, results, operands, reuse=reuse, compiled=compiled)
-    return tree.unflatten(found[:count]), rest_tree.unflatten(found[count:])
+    left = dict(zip(paths, found[count:], strict=False))
+    tree, left_tree = map(jax.tree.structure, (buffers, kept))
+    return tree.unflatten(found[:count]), left_tree.unflatten([left[path] for path in beside])
 
 
-def _without_elements(tree: Any) -> dict[str, Array]:
-    """Arrays of the same shapes behind an axis of length 0, by the paths that lead to them."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): np.empty((0, *a.shape), a.dtype)
-        for path, a in jax.tree_util.tree_leaves_with_path(jax.tree.map(jnp.asarray, tree))
-    }
+def _by_path(tree: Any) -> dict[str, Any]:
+    """The arrays of a pytree by what leads to them. Dots in keys are escaped: no two are alike."""
+
+    def name(key: Any) -> str:
+        plain = jax.tree_util.keystr((key,), simple=True)
+        return plain.replace("\\", "\\\\").replace(".", "\\.")
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {".".join(map(name, path)): jnp.asarray(leaf) for path, leaf in leaves}
+
+
+def _without_elements(arrays: dict[str, Any]) -> dict[str, Array]:
+    """Arrays of the same shapes behind an axis of length 0."""
+    return {path: np.empty((0, *a.shape), a.dtype) for path, a in arrays.items()}

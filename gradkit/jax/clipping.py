@@ -253,7 +253,7 @@ def _of(each: Any, chosen: tuple[bool, ...] | None) -> Any:
 def _clip(grads: Any, limit: Any, scale: Any, state: Any, rule: ClipRule) -> Clipped:
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
         checks.floating(leaf, f"grads{jax.tree_util.keystr(path)}")
-    leaves, tree = jax.tree.flatten(grads)
+    leaves, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, grads))
     count = len(leaves)
     if not leaves and state is None:
         return Clipped(grads, jnp.zeros((), widest()))

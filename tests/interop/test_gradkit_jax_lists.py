@@ -1,6 +1,7 @@
 """``gradkit.jax``'s clipping and accumulation, and its transformations beside optax's own."""
 
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 
 import gradkit
 import gradkit.jax
-from gradkit.jax import clipping, transforms
+from gradkit.jax import accumulation, clipping, transforms
 from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits
 
 INF = float("inf")
@@ -559,3 +560,48 @@ def test_what_else_is_passed_reaches_the_optimizer_that_is_not_skipped():
 def test_errors_of_skipped_steps(given, error, said):
     with pytest.raises(error, match=said):
         transforms.skip_steps(optax.sgd(1.0), **given)
+
+
+class Pair(NamedTuple):
+    w: Any
+    b: Any
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_gradients_find_their_buffers_by_key(monkeypatch, compiled):
+    if not compiled:
+        monkeypatch.setattr(accumulation, "named_call", lambda *_, **__: None)
+        jax.clear_caches()
+    buffers = Pair(jnp.zeros(4), jnp.zeros(2))
+    grads = {"w": jnp.ones(4), "b": jnp.full(2, 5.0)}  # JAX sorts a dict's keys: b, w
+    found = gradkit.jax.accumulate_grads(buffers, grads)
+    np.testing.assert_array_equal(found.w, np.ones(4))
+    np.testing.assert_array_equal(found.b, np.full(2, 5.0))
+    kept = {"w": jnp.full(4, 0.5), "b": jnp.full(2, 0.25)}
+    _, rest = gradkit.jax.accumulate_grads_compensated(buffers, kept, grads)
+    assert (rest["w"].shape, rest["b"].shape) == ((4,), (2,))
+
+
+def test_keys_with_dots_hide_no_wrong_shape():
+    buffers = {"a": {"b": jnp.zeros(4)}, "a.b": jnp.zeros(2)}
+    grads = {"a": {"b": jnp.ones(2)}, "a.b": jnp.ones(2)}
+    with pytest.raises(ValueError, match="shape"):
+        gradkit.jax.accumulate_grads(buffers, grads)
+    with pytest.raises(ValueError, match="structure"):
+        gradkit.jax.accumulate_grads(buffers, {"a.b": jnp.ones(2)})
+
+
+def test_numpys_float64_without_jit():
+    grads = [np.arange(3.0)]
+    with jax.disable_jit():
+        (clipped,), _ = gradkit.jax.clip_by_global_norm(grads, 1.0)
+        (summed,) = gradkit.jax.accumulate_grads(grads, grads)
+    assert clipped.dtype == summed.dtype == jnp.zeros(()).dtype
+
+
+def test_a_limit_of_nan_without_eps_is_no_division_by_zero():
+    def clip(grad, limit):
+        return gradkit.jax.clip_by_global_norm(grad, limit, eps=0.0, axis_name="i")[0]
+
+    over = jax.vmap(clip, in_axes=(0, None), axis_name="i")
+    assert np.isnan(over(jnp.zeros((2, 3)), jnp.float32(jnp.nan))).all()

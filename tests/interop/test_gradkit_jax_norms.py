@@ -679,3 +679,18 @@ def test_a_second_derivative_is_refused(case):
         jax.eval_shape(jax.grad(lambda *a: first(*a).sum()), *given)
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(case.ours, given, given)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        gradkit.jax.rms_norm,
+        lambda x: gradkit.jax.group_norm(x, 2),
+        lambda x: gradkit.jax.batch_norm(x)[0],
+        jax.grad(lambda x: gradkit.jax.layer_norm(x).sum()),
+    ],
+    ids=["rows", "groups", "channels", "gradient"],
+)
+def test_tracing_needs_no_memory_for_the_arrays(norm):
+    x = jax.ShapeDtypeStruct((1 << 20, 1 << 20), jnp.bfloat16)  # 2 TiB
+    assert jax.eval_shape(norm, x).shape == x.shape
