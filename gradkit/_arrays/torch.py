@@ -22,7 +22,9 @@ from gradkit._dtypes import FLOATS, dtype_named
 _requires_grad, _is_cuda = attrgetter("requires_grad"), attrgetter("is_cuda")
 _dtype_of, _shape_of, _is_cpu = map(attrgetter, ("dtype", "shape", "is_cpu"))
 _device_number = methodcaller("get_device")
-_ACCEPTED = frozenset((*FLOATS, "bool", "uint8", "int32", "int64"))
+_ACCEPTED = frozenset(
+    (*FLOATS, "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+)
 _REQUIRES_GRAD = (
     "is a tensor that requires grad, perhaps a parameter; pass grads_of(parameters) for the "
     "gradients, or its .detach() for its values"

@@ -106,21 +106,24 @@ def _complete(run: Callable[..., Any], *, single: bool) -> Callable[..., Any]:
 
 
 def _one_by_one(overload: Any) -> Callable[..., Any]:
-    """The rule of an operator for vmap: a call for each sample."""
+    """The rule of an operator for vmap: a call for each sample, or for zeros if there is none."""
 
     def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+        def sample(arg: Any, dim: int | None, k: int) -> Any:
+            if dim is None:
+                return arg
+            return arg.select(dim, k) if info.batch_size else arg.sum(dim)
+
+        def stack(parts: Sequence[Tensor]) -> Tensor:
+            return torch.stack(tuple(parts))[: info.batch_size]
+
         samples = [
-            overload(
-                *(
-                    arg if dim is None else arg.select(dim, k)
-                    for arg, dim in zip(args, in_dims, strict=True)
-                )
-            )
-            for k in range(info.batch_size)
+            overload(*(sample(arg, dim, k) for arg, dim in zip(args, in_dims, strict=True)))
+            for k in range(max(1, info.batch_size))
         ]
         if isinstance(samples[0], Tensor):
-            return torch.stack(samples), 0
-        results = tuple(torch.stack(parts) for parts in zip(*samples, strict=True))
+            return stack(samples), 0
+        results = tuple(map(stack, zip(*samples, strict=True)))
         return results, (0,) * len(results)
 
     return rule

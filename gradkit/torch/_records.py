@@ -75,6 +75,12 @@ def _operator(name: str, kind: type[Call], *, last: bool = False) -> Operator:
 
     def describe(*args: Any) -> Any:
         call = call_of(args)
+        for label in kind.ordered_names:
+            tensor = getattr(call, label)
+            if tensor is not None and tensor.device != args[0].device:
+                raise ValueError(
+                    f"{label} is on another device, {tensor.device}, than {args[0].device}"
+                )
         written = [getattr(call, each.name) for each in kind.in_place]
         clones = [args[0].new_empty(0) if t is None else t.new_empty(t.shape) for t in written]
         described = call.described(_described)

@@ -325,7 +325,7 @@ class _BatchNormModule(nn.modules.batchnorm._BatchNorm):
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:  # the average of all batches
-                momentum = 1 / self.num_batches_tracked
+                momentum = 1 / self.num_batches_tracked.double()
         kept = not self.training or self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if kept else (None, None)
         return batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)

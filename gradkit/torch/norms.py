@@ -579,12 +579,14 @@ def batch_norm(
     if not isinstance(momentum, Tensor):
         return _operators.BATCH_NORM(input, scale, bias, *running, momentum, eps, 1)
     # It is not read on the host: with a momentum of 1 the batch's own statistics come.
-    batch = [None if statistic is None else statistic.clone() for statistic in running]
+    batch = [None if old is None else old.to(torch.float64, copy=True) for old in running]
     y: Tensor = _operators.BATCH_NORM(input, scale, bias, *batch, 1.0, eps, 1)
     with torch.no_grad():
         for old, new in zip(running, batch, strict=True):
             if old is not None and new is not None:
-                old.lerp_(new, momentum.to(old.dtype))
+                weight, before = momentum.double(), old.double()
+                moved = torch.where(weight == 1, new, torch.lerp(before, new, weight))
+                old.copy_(torch.where(weight == 0, before, moved))
     return y
 
 

@@ -865,3 +865,41 @@ def test_gradkit_itself_imports_no_torch(run_alone):
         "import sys, gradkit; print('torch' in sys.modules, 'gradkit.torch' in sys.modules)"
     ).split() == ["False", "False"]
     assert not hasattr(gradkit, "torch") or gradkit.torch is ours
+
+
+@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm", "BatchNorm1d", "GroupNorm"])
+def test_parameters_without_memory_are_refused(kind):
+    """Not taken for a tensor of a tracer, whose results nobody reads."""
+    norm = getattr(ours, kind)(*((2, 4) if kind == "GroupNorm" else (4,)), device="meta")
+    with pytest.raises(ValueError, match="device"):
+        norm(torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16], ids=str)
+def test_an_average_over_batches_is_exact_but_for_roundings(default):
+    own = ours.BatchNorm1d(3, momentum=None, dtype=torch.float64)
+    batches = [random(8, 3, grad=False, seed=k) + 100 * (k + 1) for k in range(3)]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        for x in batches:
+            own(x)
+    finally:
+        torch.set_default_dtype(before)
+    mean = torch.stack(batches).mean((0, 1))
+    torch.testing.assert_close(own.running_mean, mean, rtol=1e-14, atol=0)
+
+
+def test_a_momentum_on_the_device_of_0_or_1_leaves_the_rest_out():
+    mean, var = torch.full((2,), torch.nan), torch.full((2,), torch.nan)
+    x = torch.tensor([[1.0, 10.0], [3.0, 10.0]])
+    ours.batch_norm(x, mean, var, training=True, momentum=torch.tensor(1.0))
+    assert mean.tolist() == [2, 10]
+    x[0] = torch.inf
+    ours.batch_norm(x, mean, var, training=True, momentum=torch.tensor(0.0))
+    assert mean.tolist() == [2, 10]
+
+
+def test_vmap_over_nothing():
+    x = torch.empty(0, 3, 4)
+    assert torch.vmap(lambda row: ours.layer_norm(row, (4,)))(x).shape == x.shape

@@ -109,3 +109,11 @@ def test_a_fused_optimiser_skips_by_a_verdict_and_folds_the_clip_in(torch, name)
             assert torch.equal(weights[0].view(torch.int32), before[0].view(torch.int32))
             torch.testing.assert_close(ours.state[weights[0]], before[1], rtol=0, atol=0)
     assert bool(verdict)
+
+
+@pytest.mark.parametrize("name", ["int8", "int16", "uint16", "uint32", "uint64"])
+def test_integers_of_every_size_are_copied(torch, name):
+    dtype = getattr(torch, name)
+    new, old = torch.arange(3).to(dtype), torch.zeros(3).to(dtype)
+    gradkit.keep_if(True, [new], [old])
+    assert torch.equal(old.view(torch.uint8), new.view(torch.uint8))

@@ -27,3 +27,11 @@ def test_bfloat16_beside_the_bits_that_torch_would_cut(torch):
     )
     assert set(buffer.tolist()) == {1, 1 + 2.0**-7}
     assert abs(float((buffer > 1).double().mean()) - 0.25) < 4 * (0.25 * 0.75 / 20_000) ** 0.5
+
+
+def test_a_seed_may_be_unsigned(torch):
+    buffers = [[torch.linspace(0, 1, 9, dtype=torch.float16)] for _ in range(2)]
+    for own, dtype in zip(buffers, (torch.int64, torch.uint64), strict=True):
+        seed = torch.tensor(5, dtype=dtype)
+        gradkit.accumulate_grads(own, own, scale=0.3, rounding="stochastic", seed=seed)
+    assert torch.equal(buffers[0][0], buffers[1][0])
