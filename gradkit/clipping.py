@@ -127,7 +127,8 @@ def grad_norm(
         A leaf is not a floating-point array; arrays are of two frameworks; ``per_tensor`` is
         not a bool.
     ValueError
-        ``norm_type`` is NaN or not above 0; ``scale`` is a NaN or infinite number.
+        ``norm_type`` is NaN or not above 0; ``scale`` is a NaN or infinite number; ``per_tensor``
+        with ``exact``.
     NonFiniteNormError
         The norm is not finite and ``nonfinite="raise"``; names the gradients.
 
@@ -156,6 +157,8 @@ def grad_norm(
         if each:
             deprecated("per_tensor", "use per_tensor_norms, with flat=True for one array")
         rule = rule_of(norm_type, 0.0, nonfinite, exact=exact)
+        if each and rule.exact:
+            raise ValueError("exact=True is for the norm of all gradients; leave out per_tensor")
         wanted, ranks = Wanted("grad_norm", rule, scale, each), Ranks(collective, replicas, reduce)
         return norm_of(grads, wanted, ranks, found_inf, out)[1]
 
