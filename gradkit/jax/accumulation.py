@@ -175,7 +175,7 @@ def _accumulate(
     gradkit.accumulate_grads(*empty, compensation=rest, casting=casting, rounding=rounding)
     if not into:
         return buffers, kept
-    # In the buffers' order: other types of pytrees have the same paths in another one.
+    # All in the buffers' order: pytrees of another type may have the same paths in another one.
     paths, count = list(into), len(into)
     written = [*into.values(), *(beside[path] for path in paths if beside)]
     added = [addends[path] for path in paths]

@@ -115,7 +115,8 @@ def _one_by_one(overload: Any) -> Callable[..., Any]:
             return arg.select(dim, k) if info.batch_size else arg.sum(dim)
 
         def stack(parts: Sequence[Tensor]) -> Tensor:
-            return torch.stack(tuple(parts))[: info.batch_size]
+            stacked = torch.stack(tuple(parts))
+            return stacked if info.batch_size else stacked[:0]
 
         samples = [
             overload(*(sample(arg, dim, k) for arg, dim in zip(args, in_dims, strict=True)))
