@@ -144,49 +144,15 @@ class Borrowed(Sequence[Array]):
         return self._made[index] if self._made else self._make(index)
 
 
-def picked(views: Sequence[Array], chosen: Iterable[Any]) -> "Views | Borrowed | Readable":
+def picked(views: Sequence[Array], chosen: Iterable[Any]) -> Sequence[Array]:
     """Those of a call's gradients that are chosen."""
-    if isinstance(views, Readable):
-        return views.picked(chosen)
+    if not isinstance(views, (list, Borrowed)):  # compiled code's own table
+        return views.picked(chosen)  # type: ignore[attr-defined]
     if not isinstance(views, Borrowed) or len(views.layout) == 1:
         return Views(compress(views, chosen))
     places = [*compress(range(len(views)), chosen)]
     addresses, *layout = (tuple([of[k] for k in places]) for of in (views.addresses, *views.layout))
     return Borrowed(addresses, tuple(layout), lambda k: views[places[k]])
-
-
-class Readable(Sequence[Array]):
-    """The gradients of one call in host memory, as another library's arrays.
-
-    Compiled code reads ``arrays`` themselves. ``make`` makes views of all, for whoever wants those.
-    """
-
-    def __init__(self, arrays: list[Any], make: Callable[[list[Any]], Sequence[Array]]):
-        self.arrays, self._make = arrays, make
-        self._views: Sequence[Array] = ()
-
-    def __len__(self) -> int:
-        return len(self.arrays)
-
-    def __iter__(self) -> Iterator[Array]:
-        return iter(self._made())
-
-    def __getitem__(self, index: Any) -> Any:
-        if self._views or not isinstance(index, int):
-            return self._made()[index]
-        return self._make([self.arrays[index]])[0]
-
-    def picked(self, chosen: Iterable[Any]) -> "Readable":
-        """Those that are chosen."""
-        return self.of([*compress(self.arrays, chosen)])
-
-    def of(self, arrays: list[Any]) -> "Readable":
-        """Other arrays of the same library."""
-        return Readable(arrays, self._make)
-
-    def _made(self) -> Sequence[Array]:
-        self._views = self._views or self._make(self.arrays)
-        return self._views
 
 
 class OneDevice(NamedTuple):

@@ -56,12 +56,14 @@ BATCH_NORM_TYPES: tuple[Types, ...] = (
     ("bfloat16", "bfloat16", "bfloat16"),
 )
 
-_NAMES: dict[Any, str | None] = {np.dtype(name): name for name in FLOATS if name != "bfloat16"}
+_NAMES: dict[Any, str | None] = {name: name for name in FLOATS}
+_NAMES |= {np.dtype(name): name for name in FLOATS if name != "bfloat16"}
 
 
 def float_name(dtype: Any) -> str | None:
     """The name of a native-endian dtype in ``FLOATS``, such as ``"float32"``, or ``None``.
 
+    A name there stands for its dtype.
     bfloat16 comes from ml_dtypes and is recognised by its name: gradkit does not import ml_dtypes
     for this.
     """

@@ -26,6 +26,9 @@ else:
     code.use_threads(threads.workers())
     failed, WHY_NOT_COMPILED = False, ""
 
+# The class of its tables of lists; nothing is one where it is not there.
+Table: Any = () if code is None else code.Table
+
 if failed and not os.environ.get("GRADKIT_CPU"):
     warnings.warn(
         f"gradkit computes on CPUs with NumPy, more slowly than with its compiled code: "

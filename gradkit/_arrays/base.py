@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gradkit._backend import Array, Borrowed, Readable, Shape, Spans
+from gradkit._backend import Array, Borrowed, Shape, Spans
 from gradkit._calls.backend import Backend
 from gradkit._calls.record import Plan
 from gradkit.errors import BackendUnavailableError
@@ -46,7 +46,7 @@ class Framework:
     name = ""
     module = ""  # the top-level module, which is imported before any array exists
     immutable = False  # whether its arrays are immutable
-    lends = False  # whether it has `lent`, `readable` and `known_backend`
+    lends = False  # whether it has `lent` and `known_backend`
     returns_views = False  # whether results are the arrays that a backend made, unchanged
 
     def owns(self, kind: type) -> bool:
@@ -73,15 +73,8 @@ class Framework:
         """The ``view`` of each of many arrays; an error need not say of which."""
         return [self.view(array, write=write) for array in arrays]
 
-    def readable(self, arrays: list[Any], *, write: bool) -> Readable | None:
-        """Arrays as compiled code reads them on the host, if each is a floating-point one.
-
-        ``write``: and if no two share memory, and each can be written.
-        """
-        return None
-
     def alike(self, arrays: list[Any]) -> list[Any] | None:
-        """New arrays of the shapes and dtypes of readable ones; ``None``: use ``empty``."""
+        """New arrays of the shapes and dtypes of a table's; ``None``: use ``empty``."""
         return None
 
     def columns(self, arrays: Sequence[Any]) -> Borrowed | None:

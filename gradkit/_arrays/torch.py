@@ -14,7 +14,7 @@ import numpy as np
 from gradkit import _host
 from gradkit._arrays import cuda
 from gradkit._arrays.base import NOTHING, Framework, Lent
-from gradkit._backend import Array, Borrowed, Readable, Shape, Spec
+from gradkit._backend import Array, Borrowed, Shape, Spec
 from gradkit._calls.backend import Backend, NeedsArrays
 from gradkit._calls.record import Plan
 from gradkit._dtypes import FLOATS, dtype_named
@@ -48,7 +48,10 @@ class Torch(Framework):
 
     def owns(self, kind: type) -> bool:
         torch = sys.modules["torch"]
-        return kind is torch.Tensor or kind is torch.nn.Parameter
+        own = kind is torch.Tensor or kind is torch.nn.Parameter
+        if own:
+            _describing()  # from now on compiled code knows tensors
+        return own
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         if array.requires_grad and (write or not detach):
@@ -88,12 +91,6 @@ class Torch(Framework):
             return None
         common = like, arrays, written, seen, backend
         return _OnDevice(*common, addresses=addresses, device=device)
-
-    def readable(self, arrays: list[Any], *, write: bool) -> Readable | None:
-        code = None if _is_cuda(arrays[0]) else _describing()
-        if code is None or not (_host.is_compiled() and code.plain_tensors(arrays, write, _ON_CPU)):
-            return None
-        return Readable(arrays, partial(self.views, write=write))
 
     def alike(self, arrays: list[Any]) -> list[Any] | None:
         torch = sys.modules["torch"]
@@ -139,7 +136,7 @@ class Torch(Framework):
     def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:
         code = _describing()
         if code is not None and isinstance(views, Borrowed) and views.known.disjoint is None:
-            views.known.disjoint = code.plain_tensors(arrays, True, _ON_CUDA)
+            views.known.disjoint = code.disjoint_tensors(arrays, _ON_CUDA)
         return super().known_disjoint(arrays, views)
 
     def sizes(self, layout: tuple[tuple[Any, ...], ...]) -> list[int] | None:
@@ -297,7 +294,8 @@ def _describing() -> Any:
     functions = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if code is None or functions is None:
         return None
-    return code if code.use_tensors(torch.Tensor, torch.nn.Parameter, functions) else None
+    views = partial(Torch().views, write=False)
+    return code if code.use_tensors(torch.Tensor, torch.nn.Parameter, functions, views) else None
 
 
 def _is_observed(tensor: Any) -> bool:

@@ -186,7 +186,7 @@ class Call(Record):
     reads_values: ClassVar[bool] = False  # of arrays, or their dtypes, when it checks them
     options: ClassVar[Callable[..., Any]]  # the numbers and the class, as a plan's key has them
     # Names of what `options`, `passed` and `ordered` read, and how many of the last are in place.
-    key_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]]
+    key_names: ClassVar[tuple[Any, ...]]
 
     plan: Plan
 
@@ -227,7 +227,7 @@ class Call(Record):
         cls.checks_values = cls.check_values is not Call.check_values
         key = (*cls.numbers, "__class__", "__class__")
         cls.options = staticmethod(attrgetter(*key))
-        cls.key_names = key, tuple(cls.passing), cls.ordered_names, len(cls.in_place)
+        cls.key_names = key, tuple(cls.passing), cls.ordered_names, len(cls.in_place), ()
         for name in (*cls.result_names, *(each.name for each in cls.in_place)):
             setattr(cls, name, None)
         super().__init_subclass__()

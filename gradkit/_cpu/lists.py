@@ -5,7 +5,6 @@ import math
 import numpy as np
 
 import gradkit._cpu.compiled as compiled
-from gradkit._backend import Readable
 from gradkit._calls import lists as records
 from gradkit._numpy.at_random import key_of
 from gradkit._numpy.block_clipping import unit_factors
@@ -152,7 +151,7 @@ def keep_if(call: records.KeepIf) -> None:
         return
     wide, source = [], []
     with Uninterrupted():
-        if isinstance(call.old, Readable) and isinstance(call.new, Readable):
+        if isinstance(call.old, compiled.Table) and isinstance(call.new, compiled.Table):
             compiled.accumulate(call.old, call.new, 1.0, True, workers(), None, None)
             return
         for old, new in zip(call.old, call.new, strict=True):

@@ -7,15 +7,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradkit._arrays import NOTHING, framework_for, is_array
-from gradkit._backend import FLOAT64, Array, Readable, Spec
+from gradkit import _host
+from gradkit._arrays import HOST, NOTHING, framework_for, framework_of, is_array
+from gradkit._backend import FLOAT64, Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import ClipByNorm, GradNorm
 from gradkit._calls.roles import Grads, Number
-from gradkit._host import chosen, code
+from gradkit._host import chosen
 from gradkit._open import trees
 from gradkit._open.given import Given, is_scalar
-from gradkit._open.gradients import FLOAT_DTYPES, Gradients
+from gradkit._open.gradients import Gradients
 from gradkit._open.results import Results
 from gradkit._open.several_devices import Twins
 from gradkit.errors import NonFiniteNormError
@@ -73,20 +74,21 @@ def norm_here(
     ``None`` if it is no such list. Nearly all lists are: for a short one all that may differ takes
     as long as the work. All numbers are ``plain_numbers``.
     """
-    if type(grads) is not list or not grads:
-        return None
-    kind = type(grads[0])
-    if kind is np.ndarray and code is not None:
-        own = [*grads]  # another thread may change the list meanwhile
-        if code.plain(own, FLOAT_DTYPES, bool(instead)):
-            backend = chosen.get()
+    table = _host.code and _host.code.table(grads, bool(instead))
+    if table:
+        backend, framework = chosen.get(), framework_of(table.arrays[0]) or HOST
+        norm = framework.new(NORM.shape, NORM.dtype, table.arrays[0])
+        if framework is HOST:
             norm = backend.empty(NORM.shape, NORM.dtype)
-            _norm_into(norm, backend, own, order, scale, limit, eps)
+        if norm is not None:
+            _norm_into(norm, backend, table, order, scale, limit, eps)
+            if limit is not None and table.are_tensors:
+                framework.wrote(table.arrays)
             return norm
-    if framework_for(kind) is None:
+    if type(grads) is not list or not grads or framework_for(type(grads[0])) is None:
         return None
     held = Gradients(grads, instead=instead, several=True)
-    if held.tree is not held.arrays or held.shares:
+    if not held.is_flat or held.shares:
         return None
     stream = held.on_stream()
     if stream is NOTHING:
@@ -99,8 +101,6 @@ def _norm_alone(held: Gradients, order: Any, scale: Any, limit: Any, eps: Any) -
     framework, made, own = held.framework, None, None
     if framework.returns_views:
         own = norm = held.backend.empty(NORM.shape, NORM.dtype)
-    elif isinstance(held.views, Readable):
-        own = norm = framework.new(NORM.shape, NORM.dtype, held.like)
     elif framework.lends:
         norm, own = framework.empty(NORM.shape, NORM.dtype, held.like) or (None, None)
     if own is None:
@@ -179,19 +179,20 @@ def pair_of(out: Any, second: str) -> tuple[Any, Any]:
 class Likes(NamedTuple):
     """New arrays like gradients that compiled code reads: as ``Results``."""
 
-    views: Readable
+    views: Any  # a table
 
     def results(self) -> list[Any]:
         """What the caller gets."""
-        return self.views.arrays
+        arrays: list[Any] = self.views.arrays
+        return arrays
 
 
 def twins(group: Gradients, out: Any, apart: Iterable[Any] = ()) -> Results | Twins | Likes:
     """Arrays like the gradients: the caller's, or new ones."""
-    if out is None and isinstance(group.views, Readable):
+    if out is None and isinstance(group.views, _host.Table):
         made = group.framework.alike(group.arrays)
         if made is not None:
-            return Likes(group.views.of(made))
+            return Likes(group.views.like(made))
     given = None
     if out is not None:
         given = tuple(_in_order_of(group, out))
@@ -205,7 +206,7 @@ def _in_order_of(group: Gradients, out: Any) -> list[Any]:
     """The arrays of ``out``, each at its gradient's place."""
     tree = trees.in_order_of(group.tree, trees.freeze(out))
     arrays: list[Any] = trees.leaves(tree)
-    if not (arrays is tree and group.tree is group.arrays):  # plain lists differ in length at most
+    if not (arrays is tree and group.is_flat):  # plain lists differ in length at most
         labels = trees.names(tree, "out[0]")
         trees.check_structure(labels, group.names(), "out[0]", "grads")
     return arrays

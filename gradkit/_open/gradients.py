@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from itertools import chain, compress, islice, repeat
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -15,7 +15,6 @@ from gradkit._backend import (
     Array,
     Borrowed,
     Number,
-    Readable,
     Shape,
     Spans,
     Spec,
@@ -25,7 +24,7 @@ from gradkit._backend import (
 )
 from gradkit._calls import checks
 from gradkit._calls.roles import Grads
-from gradkit._dtypes import FLOATS, float_name
+from gradkit._dtypes import float_name
 from gradkit._host import chosen
 from gradkit._open import memory, trees
 from gradkit._open.given import (
@@ -47,7 +46,6 @@ _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 _device_of = attrgetter("data.device_id")
 _NUMPY = {np.ndarray}
 _UNKNOWN = {type(None)}  # types of what may be a container
-FLOAT_DTYPES = {np.dtype(name) for name in FLOATS if name != "bfloat16"}
 
 Beside: TypeAlias = Callable[[], Mapping[str, Any]]
 
@@ -70,15 +68,16 @@ class Gradients(Given):
     __slots__ = (
         "_floats",
         "_instead",
+        "_is_frozen",
         "_label",
         "_plain",
         "_several",
+        "_tree",
         "arrays",
+        "is_flat",
         "shares",
-        "tree",
         "views",
     )
-    tree: Any
     arrays: list[Any]
     views: Grads
     shares: list[Share]
@@ -95,23 +94,26 @@ class Gradients(Given):
     ):
         self.numbers = []
         self._label, self._instead, self._several, self._floats = label, instead, several, floats
+        table = _host.code and floats and _host.code.table(grads, bool(instead))
+        if table:  # nearly always of arrays in host memory
+            self._tree, self._is_frozen, self._plain = grads, False, True
+            self.arrays, self.views, self.shares = table.arrays, table, []
+            self.is_flat, self.like = table.is_flat, self.arrays[0]
+            self.framework, self.backend = known_framework(self.like, label), chosen.get()
+            return
         # What a thousand small gradients have in common is looked at once, and each by itself
         # only if something is unusual: the checks must not take longer than the work.
-        if type(grads) is list and self._are_readable([*grads]):
-            self.tree = self.arrays
-            return
+        self._is_frozen = True
         kinds = set(map(type, grads)) if type(grads) is list else _UNKNOWN
         frameworks = set(map(framework_for, kinds))
         if None in frameworks:
-            self.tree = trees.freeze(grads)
-            leaves = trees.leaves(self.tree)
-            if self._are_readable(leaves):
-                return
-            self.arrays = leaves
+            self._tree = trees.freeze(grads)
+            self.arrays = trees.leaves(self._tree)
             kinds = set(map(type, self.arrays))
             frameworks = set(map(framework_for, kinds))
         else:
-            self.tree = self.arrays = [*grads]
+            self._tree = self.arrays = [*grads]
+        self.is_flat = self._tree is self.arrays
         self._plain = kinds <= _NUMPY
         self.views, self.shares = self.arrays, []
         if self._plain:
@@ -126,6 +128,19 @@ class Gradients(Given):
             self.like = _NOTHING
             self._join({} if beside is None else beside())
         self._check()
+
+    @property
+    def tree(self) -> Any:
+        """The caller's container, with every one-shot iterable made a list."""
+        if self.is_flat:
+            return self.arrays
+        if not self._is_frozen:
+            tree = trees.freeze(self._tree)
+            leaves = trees.leaves(tree)
+            if len(leaves) != len(self.arrays) or not all(map(is_, leaves, self.arrays)):
+                raise RuntimeError(f"{self._label} changed while gradkit worked on its arrays")
+            self._tree, self._is_frozen = tree, True
+        return self._tree
 
     def names(self) -> Iterator[str]:
         """The expression that reaches each gradient: ``grads['layer1'][0]``."""
@@ -148,14 +163,14 @@ class Gradients(Given):
         own = self.views
         if isinstance(own, Borrowed):
             return own.dtypes
-        return map(_dtype_of, own.arrays if isinstance(own, Readable) else own)
+        return map(_dtype_of, own.arrays if isinstance(own, _host.Table) else own)
 
     def shapes(self) -> Iterable[Shape]:
         """The shape of each."""
         own = self.views
         if isinstance(own, Borrowed):
             return own.shapes
-        return map(_shape_of, own.arrays if isinstance(own, Readable) else own)
+        return map(_shape_of, own.arrays if isinstance(own, _host.Table) else own)
 
     def spans(self) -> Spans | None:
         """Where they lie, if a quick look shows that they are contiguous and share no memory."""
@@ -163,7 +178,7 @@ class Gradients(Given):
 
     def name(self, index: int) -> str:
         """The expression that reaches one gradient; for many, `names` walks the tree once."""
-        if self.tree is self.arrays:
+        if self.is_flat:
             return f"{self._label}[{index}]"
         return next(islice(trees.walk(self.tree, self._label), index, None))[0]
 
@@ -248,14 +263,15 @@ class Gradients(Given):
 
     def refuse_shards(self, hint: str) -> None:
         """Raise if these are parts, whose norms are not those of the gradients."""
-        if self.tree is not self.arrays and any(True for _ in parts_in(self.tree)):
+        if not self.is_flat and any(True for _ in parts_in(self.tree)):
             raise ValueError(f"{self._label} are this rank's parts of gradients; {hint}")
 
     def picked(self, chosen: Sequence[bool]) -> "Gradients":
         """Those that are chosen, in the same places: there is ``None`` for the others."""
         kept = zip(self.arrays, chosen, strict=True)
         few = copy(self)
-        few.tree = self.rebuilt(array if one else None for array, one in kept)
+        few._tree = self.rebuilt(array if one else None for array, one in kept)
+        few._is_frozen, few.is_flat = True, False
         few.arrays = list(compress(self.arrays, chosen))
         few.views = picked(self.views, chosen)
         return few
@@ -276,22 +292,6 @@ class Gradients(Given):
         if self._beside_host():
             own = [array for array in own if framework_for(type(array)) is self.framework]
         self.framework.wrote(own)  # a library that has arrays of its own
-
-    def _are_readable(self, own: list[Any]) -> bool:
-        """Whether compiled code takes arrays as they are; then there is no more to open."""
-        if _host.code is None or not own:
-            return False
-        write, framework = bool(self._instead), framework_for(type(own[0]))
-        views: Grads | None = None
-        if _host.code.plain(own, FLOAT_DTYPES, write):
-            views = own
-        elif framework is not None and framework.lends:
-            views = framework.readable(own, write=write)
-        if framework is None or views is None:
-            return False
-        self.arrays, self.views, self.like, self.shares = own, views, own[0], []
-        self.framework, self.backend, self._plain = framework, chosen.get(), True
-        return True
 
     def _join(self, beside: Mapping[str, Any]) -> None:
         for label, array in beside.items():

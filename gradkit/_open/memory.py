@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradkit import _host
-from gradkit._backend import Array, Readable
+from gradkit._backend import Array
 from gradkit._calls.backend import Backend
 
 _WORK = 100_000  # steps of the exact overlap search before it gives up (microseconds)
@@ -87,16 +87,6 @@ def plainly_apart(written: Sequence[Array | None], read: Sequence[Array | None])
     return _host.code is not None and _host.code.apart(written, read)
 
 
-def fitting(
-    written: Sequence[Array], others: Sequence[Array], *, may_be: bool
-) -> list[tuple[Any, Any]] | None:
-    """The pairs of dtypes, if a quick look shows that NumPy arrays agree and can be written.
-
-    ``may_be``: a partner may be the very array that is written.
-    """
-    return None if _host.code is None else _host.code.fitting(written, others, may_be)
-
-
 def whole_and_apart(
     backend: Backend, written: Sequence[Array | None], read: Iterable[Array | None]
 ) -> bool:
@@ -152,7 +142,7 @@ def meetings(
     In the order of ``written``; O(n log n) where few do.
     """
     if _host.code is not None and all(
-        isinstance(arrays, Readable) or {np.ndarray}.issuperset(map(type, arrays))
+        isinstance(arrays, _host.Table) or {np.ndarray}.issuperset(map(type, arrays))
         for arrays in (written, read)
     ):
         return sorted(_host.code.meetings(written, read))

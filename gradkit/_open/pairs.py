@@ -7,10 +7,10 @@ from itertools import chain
 from operator import eq, is_
 from typing import Any, TypeAlias
 
-from gradkit._arrays import HOST
-from gradkit._backend import Borrowed, Known, Readable
+from gradkit import _host
+from gradkit._backend import Borrowed, Known
 from gradkit._calls import checks
-from gradkit._dtypes import float_of
+from gradkit._dtypes import FLOATS, float_of
 from gradkit._open import memory, trees
 from gradkit._open.given import check_device, refuse_mixture, same_device
 from gradkit._open.gradients import Gradients
@@ -21,7 +21,7 @@ WhyNot: TypeAlias = Callable[[Any, Any], str | None]
 
 def in_order_of(written: Gradients, others: Any) -> Any:
     """The arrays of dicts in the order of those that are written, which may be another."""
-    if written.tree is written.arrays:  # a plain list
+    if written.is_flat:
         return others
     return trees.in_order_of(written.tree, trees.freeze(others))
 
@@ -39,19 +39,16 @@ def check_pairs(
     ``labels``: what errors call ``others`` and ``written``. ``may_be``: a partner may be the very
     array that is written; any other overlap is an error.
     """
+    if _fit(written, others, why, may_be):
+        return
     if not _have_like_places(written, others):
         trees.check_structure(others.names(), written.names(), *labels)
     if not written.arrays:
         return
     if others.framework is not written.framework:
         refuse_mixture(others.name(0), others.framework, written.name(0), written.framework)
-    read = isinstance(others.views, Readable) and isinstance(written.views, Readable)
-    if not (read or same_device(others.views[0], written.views[0])):
+    if not same_device(others.views[0], written.views[0]):
         check_device(others.views[0], others.name(0), written.views[0], written.name(0))
-    if written.framework is HOST:
-        fitting = memory.fitting(written.views, others.views, may_be=may_be)
-        if fitting is not None and all(why(*pair) is None for pair in fitting):
-            return
     pairing = _pairing_of(written, others, why, may_be)
     if pairing is not None and pairing.fits:
         return
@@ -69,6 +66,23 @@ def check_pairs(
     check_apart(written, others, may_be=may_be)
     if pairing is not None:
         pairing.fits = True
+
+
+_NAMES = tuple(FLOATS)
+
+
+def _fit(written: Gradients, others: Gradients, why: WhyNot, may_be: bool) -> bool:
+    """Whether a quick look shows that there is nothing to raise."""
+    into, given = written.views, others.views
+    if not (isinstance(into, _host.Table) and isinstance(given, _host.Table)):
+        return False
+    pairs: int = _host.code.fitting(into, given, may_be)
+    return pairs >= 0 and all(
+        why(own, other) is None
+        for k, own in enumerate(_NAMES)
+        for n, other in enumerate(_NAMES)
+        if pairs >> (4 * k + n) & 1
+    )
 
 
 def _have_like_places(written: Gradients, others: Gradients) -> bool:

@@ -145,7 +145,7 @@ def _along(asked: Along, ndim: int, name: str) -> tuple[int, ...]:
 
 def _params(group: Gradients, params: Any) -> tuple[Grads, Callable[[], Named]]:
     """The parameter of each gradient, and what gives them by name."""
-    flat = type(params) is list and group.tree is group.arrays
+    flat = type(params) is list and group.is_flat
     if flat and len(params) == len(group.arrays) and group.are_views(params):
         views = group.framework.columns([*params])
         if views is not None and views.shapes == tuple(group.shapes()):

@@ -73,7 +73,7 @@ def clip_by(
 
 def _chosen(held: Gradients, said: Any, label: str) -> list[bool]:
     """Of each gradient whether it is meant."""
-    flat = type(said) is list and held.tree is held.arrays and len(said) == len(held.arrays)
+    flat = type(said) is list and held.is_flat and len(said) == len(held.arrays)
     if flat and {bool}.issuperset(map(type, said)):
         return said
     each = [*held.each(said, label)]

@@ -115,7 +115,7 @@ def take_norm(
     collective, replicas = ranks.collective, ranks.replicas
     factors = Factors(norm.views[0], wanted.max_norm, wanted.scale)
     found = None if flags is None else _found(held, flags, factors.norm, ranks)
-    once = held.tree is held.arrays and type(replicas) is int and replicas == 1
+    once = held.is_flat and type(replicas) is int and replicas == 1
     copies = None if once else copies_of(held, ranks)
     if wanted.rule.exact:
         from gradkit._ranks import exact_norms  # with `fractions`, which few calls need
@@ -303,7 +303,7 @@ def copies_of(held: Gradients, ranks: Ranks) -> list[int] | None:
     if collective.missing and reduce is None:
         held.refuse_shards("pass group")
     if _is_one(replicas):
-        replicas = replicas_in(held.tree) if held.tree is not held.arrays else 1
+        replicas = 1 if held.is_flat else replicas_in(held.tree)
         if _is_one(replicas):
             return None
     asked = trees.spread(_as_lists(replicas), held.tree, "replicas", "grads")
@@ -321,7 +321,7 @@ def copies_of(held: Gradients, ranks: Ranks) -> list[int] | None:
 
 def ownership_of(held: Gradients, ranks: Ranks) -> Ownership | None:
     """What the ranks found out about their parts, if the norm is taken by that."""
-    by_caller = held.tree is held.arrays or not _is_one(ranks.replicas)
+    by_caller = held.is_flat or not _is_one(ranks.replicas)
     owned: Ownership | None = None if by_caller else ownership_in(held.tree)
     members = ranks.collective.rank, ranks.collective.size
     if owned is not None and owned.members != members:

@@ -83,7 +83,7 @@ def _names_of(held: Gradients, owned: Ownership | None) -> Names:
     if owned is not None:
         present = zip(owned.parts, owned.places, strict=True)
         return tuple(part.name for part, place in present if place is not None)
-    if held.tree is held.arrays:
+    if held.is_flat:
         return tuple(map(str, range(len(held.arrays))))
     if isinstance(held.tree, Parts):
         return tuple(str(keys[0]) for keys, _ in trees.paths(held.tree))

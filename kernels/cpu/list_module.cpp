@@ -19,7 +19,7 @@ template <typename... Lists> List side_by_side(nb::handle first, Lists... others
     list.reserve(items.length());
     for (i64 k = 0, length = items.length(); k < length; ++k) {
         PyObject* const array = items[k];
-        const Buffer own(array);
+        const Buffer own = items.buffer(k);
         Side sides[MOST_SIDES] = {own.side(numbers(own->strides))};
         i64 strides[MOST_SIDES][MOST_AXES];
         int count = 1;
@@ -29,7 +29,7 @@ template <typename... Lists> List side_by_side(nb::handle first, Lists... others
                 sides[count] = sides[0];
                 continue;
             }
-            const Buffer buffer(other);
+            const Buffer buffer = rest[count - 1].buffer(k);
             const int extra = own->ndim - buffer->ndim;
             for (int axis = 0; axis < own->ndim; ++axis) {
                 const bool one = axis < extra || buffer->shape[axis - extra] == 1;
@@ -196,7 +196,7 @@ void unit_norms(
     std::vector<Units> of_whole, several;
     i64 elements = 0;
     for (i64 k = 0, length = items.length(); k < length; ++k) {
-        const Buffer own(items[k]);
+        const Buffer own = items.buffer(k);
         Units units = units_of(own, each[k]);
         units.norms = to;
         to += units.count;
@@ -245,7 +245,7 @@ void scale_units(
     List list;
     list.reserve(to.length());
     for (i64 k = 0, length = to.length(); k < length; ++k) {
-        const Buffer out(to[k]), grad(from[k]);
+        const Buffer out = to.buffer(k), grad = from.buffer(k);
         const Along own(each[k]);
         i64 strides[MOST_AXES], count = 1;
         for (int axis = out->ndim - 1; axis >= 0; --axis) {

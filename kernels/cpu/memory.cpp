@@ -26,6 +26,7 @@ struct Kind {
     PyObject* dtype;
     Py_ssize_t itemsize;
     Dtype number;
+    bool floating;
 };
 
 Kind kind_of(PyObject* dtype) {
@@ -36,7 +37,9 @@ Kind kind_of(PyObject* dtype) {
     const nb::handle own(dtype);
     const auto itemsize = nb::cast<Py_ssize_t>(own.attr("itemsize"));
     const bool half = nb::str("e").equal(own.attr("char"));
-    const Kind found = {dtype, itemsize, itemsize == 2 ? half ? F16 : BF16 : itemsize == 4 ? F32 : F64};
+    const Dtype number = itemsize == 2 ? half ? F16 : BF16 : itemsize == 4 ? F32 : F64;
+    const nb::object name = nb::module_::import_("gradkit._dtypes").attr("float_name")(own);
+    const Kind found = {dtype, itemsize, number, !name.is_none()};
     if (known.size() < MOST) {
         own.inc_ref();
         known.push_back(found);
@@ -53,6 +56,8 @@ bool is_numpys(PyObject* object) {
 }
 
 nb::handle dtype_of(PyObject* array) { return fields_of(array).dtype; }
+
+bool is_floating(nb::handle dtype) { return kind_of(dtype.ptr()).floating; }
 
 Dtype number_of(nb::handle dtype) { return kind_of(dtype.ptr()).number; }
 

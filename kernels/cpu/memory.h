@@ -12,6 +12,9 @@ bool is_numpys(PyObject* object);
 // The dtype of one of those, which the array holds.
 nanobind::handle dtype_of(PyObject* array);
 
+// Whether it is one of those that gradkit calls floating-point dtypes.
+bool is_floating(nanobind::handle dtype);
+
 // The number of one that kernels have.
 Dtype number_of(nanobind::handle dtype);
 

@@ -439,6 +439,7 @@ NB_MODULE(compiled, module) {
     define_lists(module);
     define_overlap(module);
     define_results(module);
+    define_table(module);
     define_tensors(module);
     define_xla_lists(module);
     bind_exact_sums(module);

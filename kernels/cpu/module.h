@@ -6,11 +6,13 @@
 
 #include "list_calls.h"
 #include "memory.h"
+#include "table.h"
 
 // The memory of an array or a tensor, which the caller holds.
 class Buffer {
 public:
     explicit Buffer(PyObject* array) : dtype_(open_memory(array, buffer_, strides_)) {}
+    Buffer(const Table& table, i64 k) : buffer_(table.buffer(k)), dtype_(table.dtype(k)) {}
     ~Buffer() { PyBuffer_Release(&buffer_); }  // of what has an owner
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
@@ -37,18 +39,20 @@ static_assert(sizeof(Py_ssize_t) == sizeof(i64), "strides are read where they li
 
 inline const i64* numbers(const Py_ssize_t* values) { return reinterpret_cast<const i64*>(values); }
 
-// A sequence as a list, of which items are borrowed. One whose items are views of other arrays has
-// those in a list `arrays` (gradkit/_backend.py).
+// The arrays of a list, which are borrowed: a table's, or those of any sequence.
 class Sequence {
 public:
-    explicit Sequence(nanobind::handle items) : list_(nanobind::borrow(items)) {
-        if (PyList_Check(items.ptr())) return;
-        list_ = PyTuple_Check(items.ptr()) ? nanobind::object()
-                                           : nanobind::getattr(items, "arrays", nanobind::object());
-        if (!list_.is_valid()) list_ = nanobind::steal(PySequence_List(items.ptr()));
+    explicit Sequence(nanobind::handle items) : table_(Table::in(items)) {
+        if (table_)
+            list_ = table_->arrays();
+        else if (PyList_Check(items.ptr()))
+            list_ = nanobind::borrow(items);
+        else
+            list_ = nanobind::steal(PySequence_List(items.ptr()));
         if (!list_.is_valid()) throw nanobind::python_error();
     }
 
+    bool is_table() const { return table_ != nullptr; }
     i64 length() const { return PyList_Size(list_.ptr()); }
 
     PyObject* operator[](i64 k) const {
@@ -57,7 +61,10 @@ public:
         return item;
     }
 
+    Buffer buffer(i64 k) const { return table_ ? Buffer(*table_, k) : Buffer((*this)[k]); }
+
 private:
+    const Table* table_;
     nanobind::object list_;
 };
 

@@ -4,22 +4,11 @@
 #include <algorithm>
 
 #include "module.h"
+#include "table.h"
 #include "tensors.h"
 
 namespace nb = nanobind;
 
-namespace {
-
-// The bytes that an array covers: from `low` to before `high`.
-struct Range {
-    const char *low, *high;
-    i64 array;
-    bool written;
-};
-
-typedef std::vector<Range> Ranges;
-
-// Whether two elements may share memory, as gradkit/_open/memory.py says it.
 bool overlaps_itself(const Py_buffer& array) {
     Axis axes[MOST_AXES];
     int count = 0;
@@ -48,13 +37,12 @@ void append(Ranges& ranges, const Py_buffer& array, i64 position, bool written) 
     ranges.push_back({low, high, position, written});
 }
 
-void sort(Ranges& ranges) {
+static void sort(Ranges& ranges) {
     const auto before = [](const Range& a, const Range& b) { return a.low < b.low; };
     if (!std::is_sorted(ranges.begin(), ranges.end(), before))
         std::sort(ranges.begin(), ranges.end(), before);
 }
 
-// Whether no range that is written meets another; they get another order.
 bool lie_apart(Ranges& ranges) {
     sort(ranges);
     const char *end = nullptr, *end_of_written = nullptr;
@@ -66,14 +54,15 @@ bool lie_apart(Ranges& ranges) {
     return true;
 }
 
+namespace {
+
 // Those of arrays that have elements. False if an array is not NumPy's, or cannot clearly be written;
 // None is skipped.
 bool append_plain(Ranges& ranges, const Sequence& arrays, bool written) {
     for (i64 k = 0, length = arrays.length(); k < length; ++k) {
-        PyObject* const array = arrays[k];
-        if (array == Py_None) continue;
-        if (!is_numpys(array)) return false;
-        const Buffer buffer(array);
+        if (arrays[k] == Py_None) continue;
+        if (!arrays.is_table() && !is_numpys(arrays[k])) return false;
+        const Buffer buffer = arrays.buffer(k);
         if (written && (buffer->readonly || overlaps_itself(*buffer))) return false;
         append(ranges, *buffer, k, written);
     }
@@ -88,32 +77,15 @@ bool apart(nb::handle written, nb::handle read) {
         && append_plain(ranges, Sequence(read), false) && lie_apart(ranges);
 }
 
-bool has_shape_of(const Py_buffer& array, const Py_buffer& other) {
-    return array.ndim == other.ndim && std::equal(array.shape, array.shape + array.ndim, other.shape);
-}
-
-// The different pairs of dtypes of two lists of NumPy's arrays, if each has its partner's shape and can be
-// written apart from all others, except perhaps the very partner; None if that is not so, or not clear.
-nb::object fitting(nb::handle written, nb::handle others, bool may_be) {
-    const Sequence into(written), from(others);
+// The different pairs of dtypes of two tables, as `Table::pairs_with` gives them, if each array has a
+// partner of its shape at its place, and can be written apart from all others, except perhaps the very
+// partner; -1 if that is not so, or not clear.
+int fitting(const Table& written, const Table& others, bool may_be) {
+    if (written.are_tensors() != others.are_tensors() || !written.has_places_of(others)) return -1;
     Ranges ranges;
-    nb::list found;
-    nb::handle last[2];
-    if (into.length() != from.length()) return nb::none();
-    for (i64 k = 0, length = into.length(); k < length; ++k) {
-        PyObject *const array = into[k], *const other = from[k];
-        if (!is_numpys(array) || !is_numpys(other)) return nb::none();
-        const Buffer own(array), partner(other);
-        if (own->readonly || overlaps_itself(*own) || !has_shape_of(*own, *partner)) return nb::none();
-        append(ranges, *own, k, true);
-        if (array != other || !may_be) append(ranges, *partner, k, false);
-        const nb::handle dtypes[] = {dtype_of(array), dtype_of(other)};
-        if (!dtypes[0].is(last[0]) || !dtypes[1].is(last[1]))
-            found.append(nb::make_tuple(dtypes[0], dtypes[1]));
-        std::copy(dtypes, dtypes + 2, last);
-    }
-    if (!lie_apart(ranges)) return nb::none();
-    return found;
+    written.append_to(ranges, true);
+    others.append_to(ranges, false, may_be ? &written : nullptr);
+    return lie_apart(ranges) ? written.pairs_with(others) : -1;
 }
 
 // The positions of arrays in both lists whose ranges meet.
@@ -122,7 +94,7 @@ nb::list meetings(nb::handle written, nb::handle read) {
     const Sequence lists[] = {Sequence(read), Sequence(written)};
     for (const bool side : {true, false})
         for (i64 k = 0, length = lists[side].length(); k < length; ++k)
-            append(ranges, *Buffer(lists[side][k]), k, side);
+            append(ranges, *lists[side].buffer(k), k, side);
     sort(ranges);
     nb::list found;
     for (const Range& each : ranges) {
@@ -136,20 +108,6 @@ nb::list meetings(nb::handle written, nb::handle read) {
         open[each.written].push_back(each);
     }
     return found;
-}
-
-// Whether there are arrays, all NumPy's and of some dtypes; and if `written`, as in `apart`.
-bool plain(nb::handle arrays, nb::handle dtypes, bool written) {
-    const Sequence items(arrays);
-    nb::handle known;  // the last one's
-    for (i64 k = 0, length = items.length(); k < length; ++k) {
-        if (!is_numpys(items[k])) return false;
-        const nb::handle dtype = dtype_of(items[k]);
-        if (!dtype.is(known) && PySet_Contains(dtypes.ptr(), dtype.ptr()) != 1) return false;
-        known = dtype;
-    }
-    Ranges ranges;
-    return known.is_valid() && (!written || (append_plain(ranges, items, true) && lie_apart(ranges)));
 }
 
 bool is_plain(nb::handle value) {
@@ -195,18 +153,61 @@ template <typename Items> i64 also_written(const Items& items, i64 written, i64 
     return 0;
 }
 
-// All that a plan depends on: what computes, a call's options and their types, and the arrays, which may
-// be None, by dtypes, shapes, strides and which are one. None if an array is not NumPy's, or if one of the
-// first, which are `written`, cannot clearly be.
-nb::object key_of(nb::handle backend, const Objects& options, const Objects& arrays, i64 written) {
-    const i64 count = arrays.size();
+// The lists of a call: a table for each that is not absent, and what a plan depends on of them.
+struct Lists {
+    Objects tables;
     std::vector<i64> numbers;
+    Ranges ranges;  // of all, if any is written
+    bool written = false;
+};
+
+// Reads a call's lists. `fields`: for each its name, whether it is written, whether its arrays are the
+// partners of the first list's, and then whether each may be the very array that it is a partner of.
+// False if one has no table, or does not clearly fit.
+bool read_lists(nb::handle call, nb::tuple fields, Lists& lists) {
+    const Table* first = nullptr;
+    for (nb::handle field : fields) {
+        const auto is = [&](int k) { return field[k].is(nb::handle(Py_True)); };
+        const bool writes = is(1), partner = is(2), may_be = is(3);
+        const nb::object given = nb::getattr(call, field[0]);
+        if (given.is_none()) {
+            lists.tables.push_back(given);
+            lists.numbers.push_back(-1);
+            continue;
+        }
+        const nb::object made = Table::of(given, false);
+        if (made.is_none()) return false;
+        const Table& table = *Table::in(made);
+        lists.tables.push_back(made);
+        lists.written = lists.written || writes;
+        lists.numbers.push_back(table.are_tensors());
+        if (!table.length() || (writes && !table.each_can_be_written())) return false;
+        if (!first) first = &table;
+        if (table.are_tensors() != first->are_tensors()) return false;
+        if (partner) {
+            const int pairs = first->has_places_of(table) ? first->pairs_with(table) : -1;
+            if (pairs < 0) return false;
+            lists.numbers.push_back(pairs);
+        }
+        if (lists.written) table.append_to(lists.ranges, writes, may_be ? first : nullptr);
+    }
+    return true;
+}
+
+// All that a plan depends on: what computes, a call's options and their types, and the arrays, which may
+// be None, by dtypes, shapes, strides and which are one; and before them what lists have to say. None if an
+// array is not NumPy's, or if one of the first, which are `written`, cannot clearly be, or one of a list.
+nb::object key_of(
+    nb::handle backend, const Objects& options, const Objects& arrays, i64 written, const Lists& lists = {}
+) {
+    const i64 count = arrays.size();
+    std::vector<i64> numbers = lists.numbers;
     Few<PyObject*> key;  // borrowed
-    numbers.reserve(8 * count);
+    numbers.reserve(numbers.size() + 8 * count);
     key.push_back(backend.ptr());
     for (i64 k = 0; k < options.size(); ++k) key.push_back(options[k].ptr());
     for (i64 k = 0; k < options.size(); ++k) key.push_back(options[k].type().ptr());
-    Ranges ranges;
+    Ranges ranges = lists.ranges;
     for (i64 k = 0; k < count; ++k) {
         PyObject* const array = arrays[k].ptr();
         if (array == Py_None) {
@@ -220,7 +221,7 @@ nb::object key_of(nb::handle backend, const Objects& options, const Objects& arr
         if (!is_numpys(array)) return nb::none();
         const Buffer buffer(array);
         if (k < written && (buffer->readonly || overlaps_itself(*buffer))) return nb::none();
-        if (written) append(ranges, *buffer, k, k < written);
+        if (written || lists.written) append(ranges, *buffer, k, k < written);
         numbers.push_back(buffer->ndim);
         numbers.insert(numbers.end(), buffer->shape, buffer->shape + buffer->ndim);
         numbers.insert(numbers.end(), buffer->strides, buffer->strides + buffer->ndim);
@@ -268,16 +269,23 @@ bool are_those(const Objects& values, nb::handle known) {
 
 // The plan of a call, by a key as above, if the numbers that no plan depends on are the very ones that
 // passed their checks in the last call. Else the plan, or None; the key, or None, also if those are more
-// than numbers; and the numbers, to be checked.
+// than numbers; and the numbers, to be checked. The call then has tables in the place of its lists, if
+// all have one.
 nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple names, nb::tuple outs) {
     Objects options, passed, arrays;
+    Lists lists;
     append(arrays, outs);
     read_fields(call, names[0], options);
     read_fields(call, names[1], passed);
     read_fields(call, names[2], arrays);
     const i64 written = static_cast<i64>(outs.size()) + nb::cast<i64>(names[3]);
     nb::object plan = nb::none(), key = nb::none();
-    if (are_plain(passed)) key = key_of(backend, options, arrays, written);
+    const nb::tuple fields = nb::borrow<nb::tuple>(names[4]);
+    if (are_plain(passed) && read_lists(call, fields, lists)) {
+        key = key_of(backend, options, arrays, written, lists);
+        for (i64 k = 0; k < lists.tables.size(); ++k)
+            nb::setattr(call, nb::handle(fields[k])[0], lists.tables[k]);
+    }
     if (!key.is_none()) {
         PyObject* const found = PyDict_GetItemWithError(plans.ptr(), key.ptr());
         if (found) {
@@ -339,12 +347,12 @@ private:
     Py_ssize_t strides_[MOST_AXES];
 };
 
-// Whether there are tensors in host memory, all of floating-point numbers; and if `written`, as in
-// `apart`.
-bool plain_tensors(nb::handle list, bool written, int device_type) {
+// Whether there are tensors on one device of that type, all of floating-point numbers, of which none
+// shares memory with another and each can clearly be written.
+bool disjoint_tensors(nb::handle list, int device_type) {
     const Sequence items(list);
     const i64 length = items.length();
-    Tensors tensors(written ? length : 0, false, device_type);
+    Tensors tensors(length, false, device_type);
     try {
         for (i64 k = 0; k < length; ++k)
             if (!tensors.append(items[k])) return false;
@@ -439,10 +447,9 @@ void define_overlap(nb::module_& module) {
     module.def("apart", &apart);
     module.def("fitting", &fitting);
     module.def("meetings", &meetings);
-    module.def("plain", &plain);
     module.def("signature", &signature);
     module.def("known", &known);
-    module.def("plain_tensors", &plain_tensors);
+    module.def("disjoint_tensors", &disjoint_tensors);
     module.def("borrowed_tensors", &borrowed_tensors);
     module.def("described_tensors", &described_tensors);
 }

@@ -17,9 +17,11 @@ struct ExchangeApi {
 
 const ExchangeApi* api = nullptr;
 PyTypeObject* types[2];  // tensors and parameters
+PyObject* make_views;
+PyObject* observers[3];  // functions that say whether something sees what is done to a tensor
 
-// Whether tensors of these types can be described.
-bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle capsule) {
+// Whether tensors of these types can be described. `views` makes NumPy's of a list of them.
+bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle capsule, nb::handle views) {
     void* const found = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
     if (!found) throw nb::python_error();
     const ExchangeApi* const given = static_cast<const ExchangeApi*>(found);
@@ -27,6 +29,12 @@ bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle capsule) {
     api = given;
     types[0] = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
     types[1] = reinterpret_cast<PyTypeObject*>(parameter.inc_ref().ptr());
+    make_views = views.inc_ref().ptr();
+    const nb::object library = nb::module_::import_("torch").attr("_C");
+    const char* const names[] = {
+        "_dispatch_isTensorSubclassLike", "_are_functorch_transforms_active", "_get_tracing_state",
+    };
+    for (int k = 0; k < 3; ++k) observers[k] = nb::object(library.attr(names[k])).release().ptr();
     return true;
 }
 
@@ -72,5 +80,19 @@ bool is_negative(PyObject* tensor) {
     static PyObject* const name = PyUnicode_InternFromString("is_neg");
     return is_true(PyObject_VectorcallMethod(name, &tensor, 1, nullptr));
 }
+
+bool Tensor::is_on_host() const {
+    constexpr int HOST = 1;  // as DLPack numbers types of devices
+    return tensor_.device.type == HOST;
+}
+
+bool is_observed(PyObject* tensor) {
+    const nb::handle is_like_subclass(observers[0]), are_transforms_active(observers[1]);
+    const nb::handle tracing_state(observers[2]);
+    return is_like_subclass(nb::handle(tensor)).is(nb::handle(Py_True))
+        || are_transforms_active().is(nb::handle(Py_True)) || !tracing_state().is_none();
+}
+
+nb::object views_of_tensors(nb::list tensors) { return nb::handle(make_views)(tensors); }
 
 void define_tensors(nb::module_& module) { module.def("use_tensors", &use_tensors); }

@@ -33,6 +33,7 @@ public:
     void describe(Py_buffer& buffer, Py_ssize_t (&strides)[MOST_AXES]) const;
 
     int dtype() const;  // -1 if kernels have no such one
+    bool is_on_host() const;
     const DLTensor* operator->() const { return &tensor_; }
 
 private:
@@ -43,5 +44,11 @@ bool requires_grad(PyObject* tensor);
 
 // Whether its memory holds -x.
 bool is_negative(PyObject* tensor);
+
+// Whether a mode, a transform or a tracer takes part in what is done to a tensor.
+bool is_observed(PyObject* tensor);
+
+// NumPy's views of the memory of a list of tensors.
+nanobind::object views_of_tensors(nanobind::list tensors);
 
 void define_tensors(nanobind::module_& module);

@@ -1,0 +1,220 @@
+// gradkit._cpu.compiled: the arrays of a list, read in one pass over the caller's containers.
+
+#include "table.h"
+
+#include <algorithm>
+
+#include "tensors.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+constexpr int DEEPEST = 100;  // containers in each other, as gradkit/_open/trees.py has it
+
+bool is_a(PyObject* object, PyTypeObject* kind) { return Py_TYPE(object) == kind; }
+
+// How many items a list or a tuple has; -1 if it is neither.
+Py_ssize_t length_of(PyObject* object) {
+    if (is_a(object, &PyList_Type)) return PyList_Size(object);
+    return is_a(object, &PyTuple_Type) ? PyTuple_Size(object) : -1;
+}
+
+PyObject* item_of(PyObject* object, Py_ssize_t k) {
+    return is_a(object, &PyList_Type) ? PyList_GetItem(object, k) : PyTuple_GetItem(object, k);
+}
+
+// Whether keys are equal, told without running any code of theirs.
+bool same_key(PyObject* a, PyObject* b) {
+    if (a == b) return true;
+    return is_a(a, &PyUnicode_Type) && is_a(b, &PyUnicode_Type) && PyUnicode_Compare(a, b) == 0;
+}
+
+}  // namespace
+
+// Nothing here runs Python code, so that no container changes on the way.
+bool Table::collect(PyObject* tree, int depth) {
+    const Py_ssize_t length = length_of(tree);
+    const bool leaf = length < 0 && !is_a(tree, &PyDict_Type) && tree != Py_None;
+    flat_ = depth == 0 ? is_a(tree, &PyList_Type) : flat_ && leaf;
+    if (tree == Py_None) return true;
+    if (leaf) return PyList_Append(arrays_.ptr(), tree) == 0;
+    if (depth == DEEPEST) return false;
+    for (Py_ssize_t k = 0; k < length; ++k)
+        if (!collect(item_of(tree, k), depth + 1)) return false;
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (length < 0 && PyDict_Next(tree, &at, &key, &value))
+        if (!collect(value, depth + 1)) return false;
+    return true;
+}
+
+bool Table::read_array(PyObject* array) {
+    if (!is_numpys(array) || !is_floating(dtype_of(array))) return false;
+    Py_buffer buffer;
+    Py_ssize_t strides[MOST_AXES];
+    const int dtype = open_memory(array, buffer, strides);
+    const i64 at = static_cast<i64>(extents_.size());
+    extents_.insert(extents_.end(), buffer.shape, buffer.shape + buffer.ndim);
+    extents_.insert(extents_.end(), buffer.strides, buffer.strides + buffer.ndim);
+    rows_.push_back({static_cast<char*>(buffer.buf), at, buffer.ndim, static_cast<Dtype>(dtype),
+                     buffer.readonly != 0});
+    return true;
+}
+
+bool Table::read_tensor(PyObject* object) {
+    if (!is_tensor(object) || requires_grad(object)) return false;
+    const Tensor tensor(object);
+    const int dtype = tensor.dtype();
+    // A tensor without elements has no address.
+    if (!tensor.is_on_host() || dtype < 0 || !tensor->data || tensor->ndim > MOST_AXES) return false;
+    if (is_negative(object)) return false;
+    Py_buffer buffer;
+    Py_ssize_t strides[MOST_AXES];
+    tensor.describe(buffer, strides);
+    const i64 at = static_cast<i64>(extents_.size());
+    extents_.insert(extents_.end(), buffer.shape, buffer.shape + buffer.ndim);
+    extents_.insert(extents_.end(), strides, strides + buffer.ndim);
+    rows_.push_back(
+        {static_cast<char*>(buffer.buf), at, buffer.ndim, static_cast<Dtype>(dtype), false}
+    );
+    return true;
+}
+
+bool Table::read() {
+    const Py_ssize_t length = PyList_Size(arrays_.ptr());
+    if (length == 0) return true;
+    rows_.reserve(length);
+    extents_.reserve(4 * length);
+    tensors_ = is_tensor(array(0));
+    if (tensors_ && is_observed(array(0))) return false;
+    try {
+        for (Py_ssize_t k = 0; k < length; ++k)
+            if (!(tensors_ ? read_tensor(array(k)) : read_array(array(k)))) return false;
+    } catch (nb::python_error&) {  // which another look raises too, with the array's name
+        return false;
+    }
+    return true;
+}
+
+bool Table::each_can_be_written() const {
+    for (i64 k = 0; k < length(); ++k)
+        if (rows_[k].readonly || overlaps_itself(buffer(k))) return false;
+    return true;
+}
+
+nb::object Table::of(nb::handle tree, bool written) {
+    nb::object made = nb::cast(Table());
+    Table& table = *nb::inst_ptr<Table>(made);
+    table.tree_ = nb::borrow(tree);
+    if (!table.collect(tree.ptr(), 0) || !table.read()) return nb::none();
+    if (!written) return made;
+    Ranges ranges;
+    table.append_to(ranges, true);
+    return table.each_can_be_written() && lie_apart(ranges) ? made : nb::none();
+}
+
+const Table* Table::in(nb::handle object) {
+    return nb::isinstance<Table>(object) ? nb::inst_ptr<Table>(object) : nullptr;
+}
+
+Py_buffer Table::buffer(i64 k) const {
+    constexpr Py_ssize_t ITEMSIZES[] = {2, 2, 4, 8};
+    const Row& row = rows_[k];
+    Py_buffer buffer = {};
+    buffer.buf = row.data;
+    buffer.itemsize = buffer.len = ITEMSIZES[row.dtype];
+    buffer.readonly = row.readonly;
+    buffer.ndim = row.ndim;
+    buffer.shape = const_cast<Py_ssize_t*>(extents_.data() + row.extents);
+    buffer.strides = buffer.shape + row.ndim;
+    for (int axis = 0; axis < row.ndim; ++axis) buffer.len *= buffer.shape[axis];
+    return buffer;
+}
+
+namespace {
+
+// Walks two containers side by side; `k` counts the leaves, which must be those of the tables.
+bool same_places(const Table& a, const Table& b, PyObject* x, PyObject* y, i64& k) {
+    if (x == Py_None || y == Py_None) return x == y;
+    const bool dicts[] = {is_a(x, &PyDict_Type), is_a(y, &PyDict_Type)};
+    const Py_ssize_t length = length_of(x);
+    if (dicts[0] != dicts[1] || length != length_of(y)) return false;
+    for (Py_ssize_t item = 0; item < length; ++item)
+        if (!same_places(a, b, item_of(x, item), item_of(y, item), k)) return false;
+    if (length >= 0) return true;
+    if (!dicts[0]) {
+        const bool known = k < a.length() && k < b.length() && x == a.array(k) && y == b.array(k);
+        return known && ++k;
+    }
+    PyObject *keys[2], *values[2];
+    Py_ssize_t at[2] = {};
+    if (PyDict_Size(x) != PyDict_Size(y)) return false;
+    while (PyDict_Next(x, &at[0], &keys[0], &values[0])) {
+        if (!PyDict_Next(y, &at[1], &keys[1], &values[1]) || !same_key(keys[0], keys[1])) return false;
+        if (!same_places(a, b, values[0], values[1], k)) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+bool Table::has_places_of(const Table& other) const {
+    i64 k = 0;
+    return length() == other.length() && same_places(*this, other, tree_.ptr(), other.tree_.ptr(), k)
+        && k == length();
+}
+
+int Table::pairs_with(const Table& other) const {
+    int pairs = 0;
+    for (i64 k = 0; k < length(); ++k) {
+        const Row &own = rows_[k], &partner = other.rows_[k];
+        const i64* const shape = extents_.data() + own.extents;
+        const i64* const its = other.extents_.data() + partner.extents;
+        if (own.ndim != partner.ndim || !std::equal(shape, shape + own.ndim, its)) return -1;
+        pairs |= 1 << (4 * own.dtype + partner.dtype);
+    }
+    return pairs;
+}
+
+void Table::append_to(Ranges& ranges, bool written, const Table* but_for) const {
+    ranges.reserve(ranges.size() + rows_.size());
+    for (i64 k = 0; k < length(); ++k)
+        if (!but_for || but_for->array(k) != array(k)) append(ranges, buffer(k), k, written);
+}
+
+nb::object Table::views() {
+    if (!views_.is_valid()) views_ = tensors_ ? views_of_tensors(arrays_) : nb::object(arrays_);
+    return views_;
+}
+
+nb::object Table::like(nb::list arrays) const { return of(arrays, false); }
+
+nb::object Table::picked(nb::handle chosen) const {
+    nb::list some;
+    Py_ssize_t k = 0;
+    for (nb::handle one : chosen) {
+        const int is_chosen = PyObject_IsTrue(one.ptr());
+        if (is_chosen < 0) throw nb::python_error();
+        if (is_chosen) some.append(nb::borrow(array(k)));
+        ++k;
+    }
+    return like(some);
+}
+
+void define_table(nb::module_& module) {
+    nb::class_<Table>(module, "Table")
+        .def("__len__", &Table::length)
+        .def("__iter__", [](Table& table) { return nb::iter(table.views()); })
+        .def("__getitem__", [](Table& table, nb::handle k) { return nb::object(table.views()[k]); })
+        .def_prop_ro("arrays", &Table::arrays)
+        .def_prop_ro("is_flat", &Table::is_flat)
+        .def_prop_ro("are_tensors", &Table::are_tensors)
+        .def("picked", &Table::picked)
+        .def("like", &Table::like);
+    const auto table = [](nb::handle tree, bool written) {
+        const nb::object made = Table::of(tree, written);
+        return made.is_none() || nb::inst_ptr<Table>(made)->length() ? made : nb::none();
+    };
+    module.def("table", table, nb::arg().none(), nb::arg());
+}

@@ -1,0 +1,69 @@
+// A list's arrays as one table, whatever library they are of: NumPy's, or tensors in host memory.
+
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <vector>
+
+#include "memory.h"
+#include "overlap.h"
+
+class Table {
+public:
+    // The leaves of dicts, lists and tuples in each other, in order and without None. None if compiled
+    // code cannot use them as they are: one is of another type, not of floating-point numbers, or of
+    // another library than the first; or a container is of a type of its own. With `written` each must
+    // be writable too, and no two may share memory.
+    static nanobind::object of(nanobind::handle tree, bool written);
+    // The table that an object is, or null.
+    static const Table* in(nanobind::handle object);
+
+    i64 length() const { return static_cast<i64>(rows_.size()); }
+    Py_buffer buffer(i64 k) const;
+    Dtype dtype(i64 k) const { return rows_[k].dtype; }
+    PyObject* array(i64 k) const { return PyList_GetItem(arrays_.ptr(), k); }
+    nanobind::list arrays() const { return arrays_; }
+    bool are_tensors() const { return tensors_; }
+    // Whether the container is a list of nothing but these.
+    bool is_flat() const { return flat_; }
+    // Whether each is writable, and no two of its elements share memory.
+    bool each_can_be_written() const;
+
+    // Whether another table's container has the same keys and positions, in the same order.
+    bool has_places_of(const Table& other) const;
+    // The different pairs of dtypes of this and another table, as the bits 4 * own + other; -1 if arrays
+    // at the same position differ in their shapes.
+    int pairs_with(const Table& other) const;
+    // Adds the arrays' ranges, but for those that are the very arrays of another table.
+    void append_to(Ranges& ranges, bool written, const Table* but_for = nullptr) const;
+
+    // Arrays that NumPy can use: these, or views of their memory.
+    nanobind::object views();
+    nanobind::object picked(nanobind::handle chosen) const;
+    // Other arrays of the same library.
+    nanobind::object like(nanobind::list arrays) const;
+
+private:
+    struct Row {
+        char* data;
+        i64 extents;  // where its shape stands, and then its strides in bytes
+        int ndim;
+        Dtype dtype;
+        bool readonly;
+    };
+
+    bool collect(PyObject* tree, int depth);
+    bool read();
+    bool read_array(PyObject* array);
+    bool read_tensor(PyObject* tensor);
+
+    nanobind::object tree_;
+    nanobind::list arrays_;
+    nanobind::object views_;
+    std::vector<Row> rows_;
+    std::vector<i64> extents_;
+    bool tensors_ = false, flat_ = false;
+};
+
+void define_table(nanobind::module_& module);
