@@ -28,7 +28,7 @@ from gradkit._open.clipping import (
     scale_of,
 )
 from gradkit._open.dispatch import run
-from gradkit._open.foreign import answers, deprecated, norm_comes
+from gradkit._open.foreign import answers, norm_comes
 from gradkit._open.gradients import Gradients
 from gradkit._overloads import clipped_and_norm, float64_of_norm, norm_of_grads
 from gradkit._ranks.clipping import Clip, clip_all, clip_by
@@ -59,7 +59,6 @@ def grad_norm(
     norm_type: Order = 2.0,
     *,
     scale: Scalar = 1.0,
-    per_tensor: bool = False,
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
@@ -85,8 +84,6 @@ def grad_norm(
         a finite number, perhaps 0 or negative. An array on the gradients' device is read there;
         one that is not finite gives a norm that is not finite. One in host memory is a number,
         whatever its library.
-    per_tensor : bool
-        Deprecated: use :func:`per_tensor_norms`, whose ``flat=True`` is this.
     nonfinite : {"propagate", "raise", "zero"}
         What happens if the norm is NaN or infinite. "propagate" and "zero": the norm is
         returned. "raise": an error that names the gradients; it has to wait for the device.
@@ -120,11 +117,9 @@ def grad_norm(
     RuntimeError
         Gradients lie on several devices while one is captured into a graph.
     TypeError
-        A leaf is not a floating-point array; arrays are of two frameworks; ``per_tensor`` is
-        not a bool.
+        A leaf is not a floating-point array; arrays are of two frameworks.
     ValueError
-        ``norm_type`` is NaN or not above 0; ``scale`` is a NaN or infinite number; ``per_tensor``
-        with ``exact``.
+        ``norm_type`` is NaN or not above 0; ``scale`` is a NaN or infinite number.
     NonFiniteNormError
         The norm is not finite and ``nonfinite="raise"``; names the gradients.
 
@@ -142,19 +137,13 @@ def grad_norm(
     array(4.)
     """
     usual = is_usual((group, out, found_inf), replicas, nonfinite, exact)
-    if usual and per_tensor is False and plain_numbers(0.0, norm_type, 0.0, scale):
+    if usual and plain_numbers(0.0, norm_type, 0.0, scale):
         norm = norm_here(grads, norm_type, scale)
         if norm is not None:
             return norm
     with NOBODY if group is None else Collective(group) as collective:
-        each = checks.flag(per_tensor, "per_tensor")
-        if each:
-            deprecated("per_tensor", "use per_tensor_norms, with flat=True for one array")
-        rule = rule_of(norm_type, 0.0, nonfinite, exact=exact)
-        if each and rule.exact:
-            raise ValueError("exact=True is for the norm of all gradients; leave out per_tensor")
-        wanted, ranks = Wanted("grad_norm", rule, scale, each), Ranks(collective, replicas)
-        return norm_of(grads, wanted, ranks, found_inf, out)[1]
+        wanted = Wanted("grad_norm", rule_of(norm_type, 0.0, nonfinite, exact=exact), scale)
+        return norm_of(grads, wanted, Ranks(collective, replicas), found_inf, out)[1]
 
 
 @norm_of_grads

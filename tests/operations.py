@@ -331,7 +331,7 @@ OPERATIONS = {
             kinds=_SAVED_WIDE,
         ),
         Operation(
-            'grad_norm(grads, norm_type=2.0, *, per_tensor=False, nonfinite="propagate", out=None)',
+            'grad_norm(grads, norm_type=2.0, *, nonfinite="propagate", out=None)',
             "lists",
             variants=_NORMED,
         ),

@@ -47,8 +47,7 @@ class Wanted(NamedTuple):
         """What all ranks must call alike."""
         order, _, policy, exact = self.rule
         said = f", nonfinite={policy!r}" if policy != "propagate" else ""
-        each = ", per_tensor=True" if self.per_tensor and self.function == "grad_norm" else ""
-        return f"{self.function}(norm_type={order}{said}{each}{', exact=True' * exact})"
+        return f"{self.function}(norm_type={order}{said}{', exact=True' * exact})"
 
     @property
     def is_queued(self) -> bool:
