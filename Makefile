@@ -258,7 +258,7 @@ test-ranks: .venv-frameworks/.installed ## test with processes of MPI, torch.dis
 # the lines that no test reached: each needs a reason.
 PTX_ARCHITECTURES := sm_80 sm_90 sm_100 sm_120
 PTX_LISTS := tests/cuda/test_every_kernel.py tests/cuda/test_lists.py tests/distributed/test_cut_lists.py \
-	tests/distributed/test_groups.py tests/distributed/test_reduce.py tests/values/test_block_clipping.py \
+	tests/distributed/test_groups.py tests/values/test_block_clipping.py \
 	tests/values/test_clipping.py tests/values/test_golden.py tests/values/test_regressions.py
 NVRTC13 = $(shell echo .venv-nvrtc13/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.13)
 PTX_NVRTC13 := $(PTX_ARCHITECTURES:=-nvrtc13)

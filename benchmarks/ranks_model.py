@@ -17,7 +17,6 @@ from benchmarks import report
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 STATE = 48  # bytes of a rank: six float64 numbers
 EXACT = 200  # and of an exact sum: 24 digits, and what is not finite
-SHARE = 8  # bytes of the value that `reduce` combines, twice a norm
 RANKS = tuple(2**k for k in range(3, 15))
 _MPICH_POWER_OF_TWO, _MPICH_ANY = 524288, 81920  # bytes of all ranks from which MPICH takes a ring
 GPUS = 8  # of a node
@@ -84,11 +83,6 @@ def allgather_sizes(steps: list[Step], block: int = STATE) -> list[int]:
     return [step.blocks * block for step in steps]
 
 
-def reduce_sizes(ranks: int) -> list[int]:
-    """Those of ``reduce``: two all-reduces by recursive doubling, as MPICH does them."""
-    return [SHARE] * (2 * math.ceil(math.log2(ranks)))
-
-
 def exact_sizes(ranks: int, *, adds: bool) -> list[int]:
     """Those of an exact norm: an allgather of heads, and then of sums, or an all-reduce of them."""
     heads = allgather_sizes(bruck(ranks))
@@ -99,7 +93,6 @@ def exact_sizes(ranks: int, *, adds: bool) -> list[int]:
 
 # NCCL's own model (src/graph/tuning.cc, protocol LL): microseconds of a start and of a step.
 _RING_START, _RING_NVLINK, _RING_NETWORK = 3.6, 1.8 * 0.47, 2.7
-_TREE_START, _TREE_NVLINK, _TREE_NETWORK = 4.4, 1.8 * 0.52, 5.0
 
 
 def nccl_allgather(ranks: int) -> float:
@@ -108,23 +101,6 @@ def nccl_allgather(ranks: int) -> float:
     if nodes == 1:
         return (_RING_START + (ranks - 1) * 0.47) * 1e-6
     return (_RING_START + (ranks - nodes) * _RING_NVLINK + (nodes - 1) * _RING_NETWORK) * 1e-6
-
-
-def nccl_reduce(ranks: int) -> float:
-    """Seconds of the latency of two of NCCL's all-reduces, by trees."""
-    nodes = max(1, ranks // GPUS)
-    if nodes == 1:
-        return 2 * (_TREE_START + 2 * (ranks - 1) * 0.52) * 1e-6
-    path = (GPUS - 1) * _TREE_NVLINK + math.log2(nodes) * _TREE_NETWORK
-    return 2 * (_TREE_START + 2 * path) * 1e-6
-
-
-def last(better: Callable[[int], bool]) -> int:
-    """The largest power of two up to which something holds."""
-    count = 8
-    while better(2 * count):
-        count *= 2
-    return count
 
 
 def microseconds(seconds: float) -> str:
@@ -137,8 +113,7 @@ def microseconds(seconds: float) -> str:
 def row(ranks: int) -> list[str]:
     """Return a line of the page's table."""
     chosen, log = allgather_sizes(mpich(ranks)(ranks)), allgather_sizes(bruck(ranks))
-    times = [ARIES.seconds(sizes) for sizes in (log, chosen, reduce_sizes(ranks))]
-    times += [nccl_allgather(ranks), nccl_reduce(ranks)]
+    times = [ARIES.seconds(log), ARIES.seconds(chosen), nccl_allgather(ranks)]
     counts = f"{ranks:,}", f"{len(log)}", f"{sum(log):,}", f"{len(chosen):,}"
     return [*counts, *map(microseconds, times)]
 
@@ -151,32 +126,14 @@ def exact_row(ranks: int) -> list[str]:
     return found
 
 
-def limits() -> dict[str, int]:
-    """Return up to how many ranks one allgather is not slower than ``reduce``, by its algorithm."""
-
-    def better(count: int) -> bool:
-        sizes = allgather_sizes(bruck(count))
-        return ARIES.seconds(sizes) <= ARIES.seconds(reduce_sizes(count))
-
-    return {
-        "logarithmic": last(better),
-        "MPICH's choice, powers of two": (_MPICH_POWER_OF_TWO - 1) // STATE,
-        "MPICH's choice, other numbers": (_MPICH_ANY - 1) // STATE,
-        "NCCL's ring": last(lambda n: nccl_allgather(n) <= nccl_reduce(n)),
-    }
-
-
 def tables() -> dict[str, str]:
     """Return the tables of the page, by the names of their places in it."""
     head = (
         "ranks | messages, logarithmic | bytes sent by a rank | messages, MPICH's choice "
-        "| allgather, logarithmic | allgather, MPICH's choice | `reduce=`, MPI "
-        "| allgather, NCCL's ring | `reduce=`, NCCL's trees"
+        "| logarithmic | MPICH's choice | NCCL's ring"
     )
-    ends = [(name, f"{count:,}") for name, count in limits().items()]
     return {
         "times": report.plain_table(head.split(" | "), map(row, RANKS)),
-        "limits": report.plain_table(["algorithm of the allgather", "ranks"], ends),
         "exact": report.plain_table(
             ["ranks", "added on the way: bytes sent", "us", "gathered: bytes sent", "us"],
             map(exact_row, RANKS),

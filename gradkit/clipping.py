@@ -28,13 +28,13 @@ from gradkit._open.clipping import (
     scale_of,
 )
 from gradkit._open.dispatch import run
-from gradkit._open.foreign import answers, deprecated, norm_comes
+from gradkit._open.foreign import answers, norm_comes
 from gradkit._open.gradients import Gradients
 from gradkit._overloads import clipped_and_norm, float64_of_norm, norm_of_grads
 from gradkit._ranks.clipping import Clip, clip_all, clip_by
 from gradkit._ranks.collective import NOBODY, Collective
 from gradkit._ranks.device_norms import Factors
-from gradkit._ranks.groups import Group, Reduce
+from gradkit._ranks.groups import Group
 from gradkit._ranks.norms import RUN_BY_NORMS, Ranks, Wanted, norm_of
 from gradkit._typing import AnyArray, Chosen, FoundInf, Order, Real, Replicas, Scalar, T, TreeOut
 
@@ -49,7 +49,6 @@ __all__ = [
 ]
 
 _CLIP = "clip_by_norm"
-_GROUP = "pass group=, as a function of gradkit.distributed makes it"
 
 
 @norm_of_grads
@@ -60,11 +59,9 @@ def grad_norm(
     norm_type: Order = 2.0,
     *,
     scale: Scalar = 1.0,
-    per_tensor: bool = False,
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
-    reduce: Reduce | None = None,
     exact: bool = False,
     found_inf: FoundInf = None,
     out: AnyArray | None = None,
@@ -87,8 +84,6 @@ def grad_norm(
         a finite number, perhaps 0 or negative. An array on the gradients' device is read there;
         one that is not finite gives a norm that is not finite. One in host memory is a number,
         whatever its library.
-    per_tensor : bool
-        Deprecated: use :func:`per_tensor_norms`, whose ``flat=True`` is this.
     nonfinite : {"propagate", "raise", "zero"}
         What happens if the norm is NaN or infinite. "propagate" and "zero": the norm is
         returned. "raise": an error that names the gradients; it has to wait for the device.
@@ -99,8 +94,6 @@ def grad_norm(
     replicas : int, or container of ints like ``grads``
         Of how many ranks of the group each gradient is a copy, so that it counts once. A dict or
         list need only go as deep as numbers differ.
-    reduce : callable, optional
-        Deprecated: use ``group``. See :class:`gradkit.distributed.Reduce`.
     exact : bool
         Round once, from the exact sum: the norm then has the same bits however tensors are cut,
         ordered or spread over ranks and devices. For float16, bfloat16 and float32 and
@@ -124,11 +117,9 @@ def grad_norm(
     RuntimeError
         Gradients lie on several devices while one is captured into a graph.
     TypeError
-        A leaf is not a floating-point array; arrays are of two frameworks; ``per_tensor`` is
-        not a bool.
+        A leaf is not a floating-point array; arrays are of two frameworks.
     ValueError
-        ``norm_type`` is NaN or not above 0; ``scale`` is a NaN or infinite number; ``per_tensor``
-        with ``exact``.
+        ``norm_type`` is NaN or not above 0; ``scale`` is a NaN or infinite number.
     NonFiniteNormError
         The norm is not finite and ``nonfinite="raise"``; names the gradients.
 
@@ -145,22 +136,14 @@ def grad_norm(
     >>> gradkit.grad_norm(grads, norm_type=np.inf)
     array(4.)
     """
-    usual = is_usual((group, reduce, out, found_inf), replicas, nonfinite, exact)
-    if usual and per_tensor is False and plain_numbers(0.0, norm_type, 0.0, scale):
+    usual = is_usual((group, out, found_inf), replicas, nonfinite, exact)
+    if usual and plain_numbers(0.0, norm_type, 0.0, scale):
         norm = norm_here(grads, norm_type, scale)
         if norm is not None:
             return norm
     with NOBODY if group is None else Collective(group) as collective:
-        if reduce is not None:
-            deprecated("reduce", _GROUP)
-        each = checks.flag(per_tensor, "per_tensor")
-        if each:
-            deprecated("per_tensor", "use per_tensor_norms, with flat=True for one array")
-        rule = rule_of(norm_type, 0.0, nonfinite, exact=exact)
-        if each and rule.exact:
-            raise ValueError("exact=True is for the norm of all gradients; leave out per_tensor")
-        wanted, ranks = Wanted("grad_norm", rule, scale, each), Ranks(collective, replicas, reduce)
-        return norm_of(grads, wanted, ranks, found_inf, out)[1]
+        wanted = Wanted("grad_norm", rule_of(norm_type, 0.0, nonfinite, exact=exact), scale)
+        return norm_of(grads, wanted, Ranks(collective, replicas), found_inf, out)[1]
 
 
 @norm_of_grads
@@ -177,7 +160,6 @@ def clip_grad_norm(
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
-    reduce: Reduce | None = None,
     exact: bool = False,
     found_inf: FoundInf = None,
     clip: Chosen = None,
@@ -225,8 +207,6 @@ def clip_grad_norm(
     replicas : int, or container of ints like ``grads``
         Of how many ranks of the group each gradient is a copy, so that it counts once. A dict or
         list need only go as deep as numbers differ.
-    reduce : callable, optional
-        Deprecated: use ``group``. See :class:`gradkit.distributed.Reduce`.
     exact : bool
         As in :func:`grad_norm`.
     found_inf : 0-d or 1-element bool or floating-point array, optional
@@ -273,19 +253,17 @@ def clip_grad_norm(
     [array([0.6, 0. ]), array([0.8])]
     """
     instead = "use clip_by_global_norm, which returns new gradients"
-    others = group, reduce, out, found_inf, clip, count
+    others = group, out, found_inf, clip, count
     usual = is_usual(others, replicas, nonfinite, exact)
     if usual and eps_mode == "max" and plain_numbers(max_norm, norm_type, eps, scale):
         norm = norm_here(grads, norm_type, scale, max_norm, eps, instead=instead)
         if norm is not None:
             return norm
     with NOBODY if group is None else Collective(group) as collective:
-        if reduce is not None:
-            deprecated("reduce", _GROUP)
         rule = rule_of(norm_type, eps, nonfinite, eps_mode, exact=exact)
         wanted = Wanted("clip_grad_norm", rule, scale, then=_CLIP, max_norm=max_norm)
         asked = Clip(wanted, clip, count, found_inf, out)
-        return clip_all(grads, asked, Ranks(collective, replicas, reduce), instead=instead)[1]
+        return clip_all(grads, asked, Ranks(collective, replicas), instead=instead)[1]
 
 
 @clipped_and_norm
@@ -302,7 +280,6 @@ def clip_by_global_norm(
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
-    reduce: Reduce | None = None,
     exact: bool = False,
     found_inf: FoundInf = None,
     clip: Chosen = None,
@@ -318,7 +295,7 @@ def clip_by_global_norm(
     grads : array, or iterable or nested dict/list/tuple of arrays
         Never written. An array may occur more than once. They may lie on several devices, as in
         :func:`grad_norm`; each is clipped to where it lies.
-    max_norm, norm_type, scale, eps, eps_mode, nonfinite, group, replicas, reduce, exact, found_inf
+    max_norm, norm_type, scale, eps, eps_mode, nonfinite, group, replicas, exact, found_inf
         As in :func:`clip_grad_norm`. ``found_inf`` cannot be an array of JAX or TensorFlow; test
         whether ``grad_norm(grads, inf)`` is finite.
     clip, count
@@ -351,13 +328,11 @@ def clip_by_global_norm(
     array([4.])
     """
     with NOBODY if group is None else Collective(group) as collective:
-        if reduce is not None:
-            deprecated("reduce", _GROUP)
         rule = rule_of(norm_type, eps, nonfinite, eps_mode, exact=exact)
         wanted = Wanted("clip_by_global_norm", rule, scale, then=_CLIP, max_norm=max_norm)
         clipped_out, norm_out = pair_of(out, "norm")
         asked = Clip(wanted, clip, count, found_inf, norm_out)
-        return clip_all(grads, asked, Ranks(collective, replicas, reduce), clipped_out)
+        return clip_all(grads, asked, Ranks(collective, replicas), clipped_out)
 
 
 @float64_of_norm

@@ -33,13 +33,12 @@ import numpy as np
 from gradkit._open.shards import Parts
 from gradkit._ranks import copies
 from gradkit._ranks.collective import SET_UP, Collective
-from gradkit._ranks.groups import DeviceGroup, Group, Reduce
+from gradkit._ranks.groups import DeviceGroup, Group
 from gradkit._ranks.parts import leaves_of, parts_by_exchange, parts_by_placement
 
 __all__ = [
     "DeviceGroup",
     "Group",
-    "Reduce",
     "ShardedGrads",
     "check_copies",
     "from_cupyx",
@@ -52,7 +51,7 @@ __all__ = [
 ]
 
 
-for _protocol in (Group, DeviceGroup, Reduce):
+for _protocol in (Group, DeviceGroup):
     _protocol.__module__ = __name__  # where people import them
 
 

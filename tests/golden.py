@@ -144,7 +144,7 @@ def _norm(operation: Operation, variant: str, p: Problem, on: On) -> Any:
     if operation.family == "channels" and "inv_std" in operation.results:
         given["out"] = None, on(np.empty_like(p.mean)), on(np.empty_like(p.inv_std))
     running = [array for label, array in given.items() if label.startswith("running")]
-    return [*leaves(operation.results_of(**given)), *running]
+    return [*leaves(operation.function(**given)), *running]
 
 
 def _argument(p: Problem, label: str, *, wide: bool) -> Any:
@@ -210,7 +210,7 @@ def _list(operation: Operation, variant: str, grads: Any, on: On) -> Any:
     """What is written in place, or the results; of two that clip the gradients alone."""
     given = operation.arguments(lambda *_: on(np.array(3.0)), variant=variant, lists=())
     given |= {label: list(map(on, grads)) for label in given.keys() & {*LISTS}}
-    found = operation.results_of(**given)
+    found = operation.function(**given)
     if operation.name in ("clip_by_global_norm", "clip_by_adaptive_norm"):
         return found[0]
     in_place = operation.writes and operation.name != "clip_grad_adaptive"

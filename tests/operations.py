@@ -17,7 +17,7 @@ import numpy as np
 import gradkit
 from gradkit._calls.record import Call
 from tests import strategies as draw_
-from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, on_purpose
+from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make
 from tests.tolerances import DTYPES
 
 Shape = tuple[int, ...]
@@ -190,13 +190,7 @@ class Operation:
     def __call__(self, **arguments: Any) -> tuple[Any, ...]:
         """Call it; all that it gave and wrote."""
         written = [arguments[self.writes]] if self.writes else []
-        return self.results_of(**arguments), *written
-
-    def results_of(self, **arguments: Any) -> Any:
-        """Call it, with an argument that is deprecated or not."""
-        if "reduce" in arguments:
-            return on_purpose(self.function, **arguments)
-        return self.function(**arguments)
+        return self.function(**arguments), *written
 
 
 def drawn(label: str, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
@@ -235,10 +229,9 @@ _EPS = "*, channel_axis=1, eps=1e-5, out=None"
 _ORDERS = (1, 2, POWER, math.inf)
 _NORMED = {f"p={p}": {"norm_type": p} for p in _ORDERS}
 _BLOCKS = {f"p={p}": {"norm_type": p, "axis": 0 if p == 1 else -1, "rms": p != 2} for p in _ORDERS}
-_CLIP = 'norm_type=2.0, *, eps=1e-6, nonfinite="propagate", reduce=None, out=None'
+_CLIP = 'norm_type=2.0, *, eps=1e-6, nonfinite="propagate", out=None'
 _BLOCK = 'norm_type=2.0, *, axis=None, rms=False, eps=1e-6, nonfinite="propagate", out=None'
 _ADAPT = 'clipping=0.01, *, eps=1e-3, axis=None, nonfinite="propagate", out=None'
-_OVER_RANKS = {f"over ranks p={POWER}": {"norm_type": POWER, "reduce": lambda value, _: value}}
 _KEPT = {"with compensation": {"compensation": ...}}
 _SAVED_WIDE = {"mean": WIDE, "var": WIDE}
 
@@ -338,10 +331,9 @@ OPERATIONS = {
             kinds=_SAVED_WIDE,
         ),
         Operation(
-            'grad_norm(grads, norm_type=2.0, *, per_tensor=False, nonfinite="propagate", '
-            "reduce=None, out=None)",
+            'grad_norm(grads, norm_type=2.0, *, nonfinite="propagate", out=None)',
             "lists",
-            variants=_NORMED | _OVER_RANKS,
+            variants=_NORMED,
         ),
         Operation("per_tensor_norms(grads, norm_type=2.0, *, out=None)", "lists"),
         Operation("grad_stats(grads, *, out=None)", "lists"),

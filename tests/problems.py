@@ -1,7 +1,6 @@
 """The arguments of one norm, drawn or made, and the checks of what comes back."""
 
 import math
-import warnings
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -72,13 +71,6 @@ def opened(kind, outs, engine=None, **given):
     if "engine" in kind.numbers:
         call.plan = copy(call.plan)
     return call
-
-
-def on_purpose(call, *args, **options):
-    """A call with an argument that is deprecated, without the warning."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* is deprecated", DeprecationWarning)
-        return call(*args, **options)
 
 
 def one_or_each(grads, order=2.0, *, each, **options):

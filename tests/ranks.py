@@ -1,11 +1,19 @@
 """Ranks for tests: threads of this process that make one call together."""
 
+import math
 import threading
 
 import numpy as np
 
 import gradkit
 from gradkit import _host, distributed
+
+NAN, INF = math.nan, math.inf
+ORDERS = [1, 2, INF, 3, 0.5]
+
+
+def f(*values):
+    return np.array(values, float)
 
 
 class Counting:

@@ -147,28 +147,6 @@ class JoinRanks(ListCall):
     factors: Written[Numbers]
 
 
-class NormShares(ListCall):
-    """``share = (norm / largest)^p``: this rank's term of a norm over ranks.
-
-    For p = infinity there is no sum: it is 0, or NaN if this rank's norm is, because "max" may
-    have dropped it.
-    """
-
-    norm: Norm
-    largest: Norm
-    norm_type: float
-    share: Written[Numbers]
-
-
-class NormOfShares(ListCall):
-    """``norm = largest * total^(1/p)``: the norm over all ranks."""
-
-    total: Numbers
-    largest: Norm
-    norm_type: float
-    norm: Written[Norm]
-
-
 class ClipByNorm(ListCall):
     """``outs = grads * (scale * coefficient of norm)``; ``norm`` is that of scale * grads.
 
@@ -479,12 +457,6 @@ class ListOperations(Protocol):
 
     def join_ranks(self, call: JoinRanks) -> None:
         """The norm of all ranks' gradients, and what clips them."""
-
-    def norm_shares(self, call: NormShares) -> None:
-        """One rank's term of a norm."""
-
-    def norm_of_shares(self, call: NormOfShares) -> None:
-        """The norm, from the terms' total."""
 
     def clip_coefficient(self, call: ClipCoefficient) -> None:
         """What a clip multiplies by."""

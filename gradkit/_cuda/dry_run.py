@@ -236,7 +236,7 @@ def _mixtures(dtypes: Set[str]) -> list[tuple[str, ...]]:
 def _lists(kind: type[Record], dtypes: Set[str]) -> Fields:
     """Lists, and numbers that belong to them."""
     one, flag = np.empty(()), np.empty((), bool)
-    numbers = ("norm", "largest", "total", "share", "coefficient", "scale", "max_norm", "big_norm")
+    numbers = ("norm", "coefficient", "scale", "max_norm", "big_norm")
     known: dict[str, Any] = dict.fromkeys((*numbers, "found_inf", "limit"), one)
     known |= {"factors": np.empty(3), "faults": np.empty(2), "states": np.empty((2, 6))}
     known |= dict.fromkeys(("state", "next_state"), np.empty(6)) | {"parts": np.empty((1, 3))}

@@ -1,12 +1,9 @@
 """Lists of gradients on a GPU, and the numbers that go with them."""
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array
 from gradkit._calls import lists as records
 from gradkit._calls.roles import Numbers
 from gradkit._cuda.launch.buffers import contiguous
@@ -67,20 +64,11 @@ class Lists(OnDevice):
         found = kernel(self.device, _OF_RANKS, name, ORDER=order_of(norm_type))
         found((1,), (1,), arguments)
 
-    def norm_shares(self, call: records.NormShares) -> None:
-        """``share = (norm / largest)^p``; for infinity, 0 or the NaN that a "max" may drop."""
-        sources, order = (call.norm, call.largest), _order(call.norm_type)
-        self._on_norms("norm_shares", sources, order, call.share)
-
-    def norm_of_shares(self, call: records.NormOfShares) -> None:
-        """``norm = largest * total^(1/p)``: the norm over all ranks."""
-        sources, order = (call.total, call.largest), _order(call.norm_type)
-        self._on_norms("norm_of_shares", sources, order, call.norm)
-
     def clip_coefficient(self, call: records.ClipCoefficient) -> None:
         """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
-        limits = *either(call.max_norm), np.float64(call.eps)
-        self._on_norms("clip_coefficient", (call.norm,), limits, call.coefficient)
+        limits, threads = (*either(call.max_norm), np.float64(call.eps)), call.norm.size
+        arguments = call.norm, np.int64(threads), *limits
+        self.write(("clip_coefficient", "clip_coefficient"), arguments, [call.coefficient], threads)
 
     def clip_by_norm(self, call: records.ClipByNorm) -> None:
         """``outs = grads * (scale * coefficient)``, or zeros if either is not finite."""
@@ -152,15 +140,6 @@ class Lists(OnDevice):
         """Each ``average += (1 - decay) * (param - average)``: a launch for each pair of dtypes."""
         launch(average_steps(self.device, call))
 
-    def _on_norms(
-        self, name: str, norms: Sequence[Array], arguments: tuple[Any, ...], out: Array
-    ) -> None:
-        """Launch one of coefficients.cu's kernels, which take contiguous arrays of one size."""
-        if out.size:
-            sources = [self.device.xp.broadcast_to(norm, out.shape) for norm in norms]
-            every = *sources, np.int64(out.size), *arguments
-            self.write(("coefficients", name), every, [out], out.size)
-
 
 def clip_steps(device: Device, call: records.ClipByNorm) -> list[Step]:
     """What launches ``clip_by_norm``: the coefficient is computed in the launch that scales."""
@@ -189,7 +168,3 @@ def value_steps(device: Device, call: records.ClipGradValue) -> list[Step]:
 def zero_steps(device: Device, call: records.ZeroGrad) -> list[Step]:
     """What launches ``zero_grad``."""
     return steps(device, plan_of(device, call.grads, call.grads).table, "zero", "zero_grad")
-
-
-def _order(norm_type: float) -> tuple[Any, ...]:
-    return np.float64(norm_type), FLAGS[math.isinf(norm_type)]

@@ -27,9 +27,7 @@ __all__ = [
     "grad_norm",
     "join_ranks",
     "norm_of_ranks",
-    "norm_of_shares",
     "norm_parts",
-    "norm_shares",
     "rank_state",
     "scale_grads",
     "zero_grad",
@@ -103,26 +101,6 @@ def join_ranks(call: records.JoinRanks) -> None:
     parts, scales = states[:, np.newaxis, 3:], states[:, 2]
     norm_of_ranks(parts, scales, call.norm_type, call.norm, call.found_inf)
     call.factors[...] = float(call.norm), float(call.scale), float(call.max_norm)
-
-
-@np.errstate(all="ignore")
-def norm_shares(call: records.NormShares) -> None:
-    """``share = (norm / largest)^p``: what this rank adds to a norm over ranks.
-
-    For p = infinity there is no sum: 0, or the NaN that a "max" may have dropped.
-    """
-    same = call.norm == call.largest  # 0/0 and inf/inf are 1
-    share = np.where(same, 1.0, call.norm / call.largest)
-    call.share[...] = share * 0.0 if math.isinf(call.norm_type) else share**call.norm_type
-
-
-@np.errstate(all="ignore")
-def norm_of_shares(call: records.NormOfShares) -> None:
-    """``norm = largest * total^(1/p)``: the norm over all ranks."""
-    if math.isinf(call.norm_type):
-        call.norm[...] = call.largest + call.total
-    else:
-        call.norm[...] = call.largest * call.total ** (1 / call.norm_type)
 
 
 @np.errstate(all="ignore")

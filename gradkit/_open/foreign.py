@@ -1,7 +1,6 @@
 """Names that other libraries have for an argument, answered with ours."""
 
 import inspect
-import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -89,8 +88,3 @@ def norm_comes(place: int) -> Callable[[Function], Function]:
         return cast(Function, checking)
 
     return checked
-
-
-def deprecated(argument: str, instead: str) -> None:
-    """Warn of an argument that is to go, in the caller of a public function that ``answers``."""
-    warnings.warn(f"{argument} is deprecated; {instead}", DeprecationWarning, stacklevel=4)

@@ -1,6 +1,6 @@
-"""What ranks are to norms: a group that gathers numbers, or a function that combines them."""
+"""What ranks are to norms: a group that gathers numbers."""
 
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -75,24 +75,3 @@ class DeviceGroup(Group, Protocol):
 
         It names the ranks at fault in all calls since the last check. A graph's replays count.
         """
-
-
-class Reduce(Protocol):
-    """Combines a value over all ranks: for groups that :class:`Group` does not fit.
-
-    Its arguments are a float64 array and ``op``, which is "sum" or "max". The array is of the
-    gradients' type, on their device, and 0-d (one element per gradient if ``per_tensor``). It
-    returns the combined value, an array or a number, which must be the same on every rank.
-    Every norm of any order calls it twice, first with "max" and then with "sum", and a call with
-    ``found_inf`` a third time, with "max"; even if a rank has no gradients, whose array is NumPy's
-    then. So all ranks pass ``found_inf``, or none does. With mpi4py, on the CPU::
-
-        def reduce(value, op):
-            comm.Allreduce(MPI.IN_PLACE, value, MPI.SUM if op == "sum" else MPI.MAX)
-            return value
-
-    An error on one rank leaves the others waiting; a ``group`` tells them.
-    """
-
-    def __call__(self, value: Any, op: Literal["sum", "max"], /) -> Any:
-        """The value combined over all ranks."""

@@ -3,35 +3,30 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradkit import _numpy
-from gradkit._arrays import framework_of
-from gradkit._backend import FLOAT64, Array, Shape, Spec, Spread
+from gradkit._backend import FLOAT64, Shape, Spec, Spread
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
-from gradkit._calls.lists import GradNorm, NormOfShares, NormParts, NormShares
+from gradkit._calls.lists import GradNorm, NormParts
 from gradkit._calls.roles import Flags, Norm
 from gradkit._dtypes import float_of
 from gradkit._open import trees
 from gradkit._open.clipping import NORM, Rule, raise_if_nonfinite, scale_of
-from gradkit._open.given import is_scalar, refuse_write
+from gradkit._open.given import refuse_write
 from gradkit._open.gradients import Gradients
 from gradkit._open.results import Results
 from gradkit._open.shards import ownership_in, replicas_in
 from gradkit._ranks.collective import Collective
 from gradkit._ranks.device_norms import Factors, RankSums, queue_norm
-from gradkit._ranks.groups import Reduce
 from gradkit._ranks.ownership import Ownership
 
 _FOUND_INF = "found_inf"
 # What a norm runs; one over ranks runs more than ``grad_norm``.
-RUN_BY_NORMS = (
-    *("grad_norm", "norm_parts", "norm_shares", "norm_of_shares"),
-    *("rank_state", "join_ranks", "exact_sums"),
-)
+RUN_BY_NORMS = "grad_norm", "norm_parts", "rank_state", "join_ranks", "exact_sums"
 _PART = 3  # numbers of a norm that ranks exchange: `NormParts`
 
 
@@ -52,8 +47,7 @@ class Wanted(NamedTuple):
         """What all ranks must call alike."""
         order, _, policy, exact = self.rule
         said = f", nonfinite={policy!r}" if policy != "propagate" else ""
-        each = ", per_tensor=True" if self.per_tensor and self.function == "grad_norm" else ""
-        return f"{self.function}(norm_type={order}{said}{each}{', exact=True' * exact})"
+        return f"{self.function}(norm_type={order}{said}{', exact=True' * exact})"
 
     @property
     def is_queued(self) -> bool:
@@ -71,7 +65,6 @@ class Ranks(NamedTuple):
 
     collective: Collective
     replicas: Any = 1
-    reduce: Reduce | None = None
 
 
 def norm_of(
@@ -122,8 +115,7 @@ def take_norm(
 
         exact_norms.check(held, wanted.rule.order)
     call = _Taking(held, wanted, ranks, copies, found)
-    alone = ranks.reduce is None and collective.alone
-    if alone and wanted.rule.policy != "raise" and not wanted.rule.exact:
+    if collective.alone and wanted.rule.policy != "raise" and not wanted.rule.exact:
         call.write_own(factors.norm)
     else:
         factors = call.write_of_all(factors, fresh=norm.fresh)
@@ -158,11 +150,7 @@ class _Taking(NamedTuple):
     def write_of_all(self, factors: Factors, *, fresh: bool) -> Factors:
         """Write the norm over ranks, or one that must be finite. ``fresh``: its memory is new."""
         held, wanted, ranks, *_ = self
-        collective, _, reduce = ranks
-        if reduce is not None and not collective.alone:
-            raise ValueError("pass group or reduce, not both")
-        if reduce is not None and wanted.rule.exact:
-            raise ValueError("exact=True goes with group, not with reduce")
+        collective = ranks.collective
         if wanted.then and not collective.alone:
             dtypes = frozenset(float_of(view.dtype).name for view in held.views)
             _compile(held.backend, wanted.then, dtypes)  # type: ignore[arg-type]  # any can be hashed
@@ -197,10 +185,6 @@ class _Taking(NamedTuple):
             collective.check()
         else:
             self.write_of_group(own)
-        if ranks.reduce is not None:
-            _combine(held, own, order, ranks.reduce)
-            if found_inf is not None:
-                found_inf[...] = _combined(held, found_inf, "max", ranks.reduce)
         if wanted.rule.policy == "raise":
             raise_if_nonfinite(held, own)
         factors.norm[...] = own
@@ -299,8 +283,8 @@ def _compile(backend: Backend, operation: str, dtypes: frozenset[str]) -> None:
 
 def copies_of(held: Gradients, ranks: Ranks) -> list[int] | None:
     """On how many ranks each gradient lies, if on more than one."""
-    collective, replicas, reduce = ranks
-    if collective.missing and reduce is None:
+    collective, replicas = ranks
+    if collective.missing:
         held.refuse_shards("pass group")
     if _is_one(replicas):
         replicas = 1 if held.is_flat else replicas_in(held.tree)
@@ -338,29 +322,3 @@ def _as_lists(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: _as_lists(branch) for key, branch in tree.items()}
     return list(map(_as_lists, tree)) if isinstance(tree, (list, tuple)) else tree
-
-
-def _combine(held: Gradients, norm: Norm, order: float, reduce: Reduce) -> None:
-    share = held.backend.empty(norm.shape, FLOAT64)
-    largest = _combined(held, norm, "max", reduce)
-    held.backend.norm_shares(NormShares(norm=norm, largest=largest, norm_type=order, share=share))
-    total = _combined(held, share, "sum", reduce)
-    held.backend.norm_of_shares(
-        NormOfShares(total=total, largest=largest, norm_type=order, norm=norm)
-    )
-
-
-def _combined(held: Gradients, value: Array, op: Literal["sum", "max"], reduce: Reduce) -> Array:
-    """A value combined by the caller's ``reduce``, which gets a copy because it may write it."""
-    label = "what reduce returned"
-    answer = reduce(held.wrap(value.copy()), op)
-    if framework_of(answer) is None:
-        view = held.backend.as_float64(checks.real(answer, label))
-    elif is_scalar(answer):  # a NumPy scalar goes with arrays of any library
-        view = held.backend.scalar(answer)
-    elif isinstance(answer, np.ndarray):
-        view = held.backend.as_float64(answer)
-    else:
-        view = held.view(answer, label)
-    checks.shape(view, value.shape, label, "the shape of what it was given")
-    return held.backend.as_float64(view)

@@ -186,9 +186,6 @@ def groups():
     """What is no group of ranks, and copies of gradients that cannot be."""
     for function in named("lists", takes="group"):
         yield refused(function, "group is a int without rank; pass what", group=3)
-        if function in named("lists", takes="reduce"):
-            message = "pass group or reduce"
-            yield refused(function, message, group=Pair(), reduce=lambda *_: max)
         message = r"replicas of grads\[1\] is 3, but the group's size is 2"
         yield refused(function, message, group=Pair(), replicas=[2, 3])
         for message, replicas in {
@@ -571,7 +568,6 @@ def inexact():
         "exact must be a bool": {"exact": 1},
         "norm_type 1, 2 and infinity": {"exact": True, "norm_type": 3},
         r"grads\[1\] is float64": {"exact": True},
-        "with group": {"exact": True, "reduce": lambda *_: max, "grads": array(f32(3))},
     }.items():
         yield refused("clip_grad_norm", message, **changes)
 

@@ -35,7 +35,6 @@ def try_all(backend, title):
 
 
 @pytest.mark.guarantee("Dtypes", "Casting", "Aliasing", "Errors change nothing")
-@pytest.mark.filterwarnings("ignore:reduce is deprecated")
 @pytest.mark.parametrize("title", REFUSED)
 def test_what_is_refused(backend, title):
     try_all(backend, title)

@@ -432,7 +432,7 @@ def test_a_cache_that_cannot_be_written_is_a_typed_error(tmp_path):
             (tmp_path / "file" / "cache").mkdir(parents=True)
 
     with pytest.raises(gradkit.KernelCompileError, match=r"file/cache.*CUPY_CACHE_DIR"):
-        kernel(Device(), "coefficients", "clip_coefficient")
+        kernel(Device(), "zero", "zero_grad", CAPACITY=0)
 
 
 @pytest.mark.guarantee("a read-only CuPy cache")

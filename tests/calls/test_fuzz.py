@@ -129,7 +129,6 @@ def garbage(a, label):
     return one | several
 
 
-@pytest.mark.filterwarnings("ignore:(reduce|per_tensor) is deprecated")
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("function", FUNCTIONS)
 @given(data=st.data())
@@ -152,7 +151,6 @@ def test_garbage(backend, function, data):
     assert a.memory() == before or not failed
 
 
-@pytest.mark.filterwarnings("ignore:(reduce|per_tensor) is deprecated")
 @pytest.mark.parametrize("value", [Capsule, Grumpy, Parameter, lambda: None])
 @pytest.mark.parametrize("function", OPERATIONS)
 def test_each_argument_as_an_object_that_answers_nothing(function, value):

@@ -41,9 +41,9 @@ def test_a_result_over_what_is_two_arguments(backend, name, place, own, other, t
         given = operation.arguments(lambda *spec: backend.asarray(drawn(*spec)), types, shape)
         given[own] = lying(backend, drawn(own, shape, types[0]), gap)
         given[other] = given[own][...]  # an array of its own, on the same memory
-        expected = [backend.asnumpy(a) for a in leaves(operation.results_of(**given))]
+        expected = [backend.asnumpy(a) for a in leaves(operation.function(**given))]
         out = [None] * len(expected)
         out[place] = given[own]
-        found = [*leaves(operation.results_of(**given, out=tuple(out)))]
+        found = [*leaves(operation.function(**given, out=tuple(out)))]
         assert found[place] is out[place]
         assert_all_same_bits(found, expected, backend)

@@ -5,7 +5,7 @@ import pytest
 
 import gradkit
 from tests.operations import POSITIVE, calls
-from tests.problems import LAYER_TYPES, on_purpose
+from tests.problems import LAYER_TYPES
 from tests.ranks import together
 
 _, FLOAT64, FLOAT16, *_ = LAYER_TYPES
@@ -61,13 +61,3 @@ def test_norms_over_ranks_are_silent(kind, norm_type):
 
     with gradkit.use_cpu_backend("numpy"):
         assert not any(isinstance(found, Exception) for found in together(norm, 3))
-
-
-def test_an_overflow_over_ranks_is_silent():
-    """By the deprecated callback, which has the norm of each rank in turn."""
-    grads = [np.full(1, np.finfo(float).max)]
-    with gradkit.use_cpu_backend("numpy"), np.errstate(all="raise"):
-        norm = on_purpose(
-            gradkit.grad_norm, grads, reduce=lambda share, op: share * (2 if op == "sum" else 1)
-        )
-    assert norm == np.inf

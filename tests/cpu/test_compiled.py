@@ -65,7 +65,7 @@ def results(types, shape=(700, 130), lay=LAYOUTS["C"]):
     found = []
     for each in of("rows"):
         for variant in ("", *each.variants):
-            found += leaves(each.results_of(**each.arguments(one, types, variant=variant)))
+            found += leaves(each.function(**each.arguments(one, types, variant=variant)))
     return found
 
 

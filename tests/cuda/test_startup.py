@@ -278,7 +278,7 @@ def test_names_of_kernels_are_read_from_their_source():
     assert kernels_in("norms") == ("norms_finish", "norm_parts")
     assert kernels_in("norm_of_ranks") == ("rank_state", "join_ranks")
     assert kernels_in("column_sums") == ("column_sums",)
-    assert kernels_in("coefficients") == ("clip_coefficient", "norm_shares", "norm_of_shares")
+    assert kernels_in("clip_coefficient") == ("clip_coefficient",)
 
 
 @pytest.mark.emulated

@@ -13,9 +13,8 @@ import gradkit
 from tests import oracles, tolerances
 from tests.backends import BACKENDS
 from tests.device_ranks import DeviceRanks
-from tests.distributed.test_reduce import CONTENTS, INF, NAN, ORDERS, f
 from tests.problems import one_or_each
-from tests.ranks import bits, flat, results
+from tests.ranks import INF, NAN, ORDERS, bits, f, flat, results
 from tests.several_devices import Devices
 
 
@@ -74,6 +73,27 @@ def place(request):
     else:
         with request.param.active():
             yield OnThreads(request.param)
+
+
+CONTENTS = {
+    "even": ([f(1, 2), f(3)], [f(-4)], [f(5, 6, 7)]),
+    "one holds nothing": ([f(3)], [], [f(4)]),
+    "one holds everything": ([], [f(3, 4), f(12)], []),
+    "nobody holds anything": ([], [None], []),
+    "all zero": ([f(0)], [f(0, -0.0)], []),
+    "squares overflow": ([f(3e200)], [f(4e200)], [f(1e-200)]),
+    "squares underflow": ([f(3 * 2.0**-1000)], [f(4 * 2.0**-1000)], []),
+    "only largest sees it": ([f(1e-300)], [f(1e300)], [f(1.0)]),
+    "narrow dtypes": (
+        [np.full(9, 3, np.float16)],
+        [np.full((2, 2), -2, np.float32)],
+        [f(0.5)],
+    ),
+    "NaN on one": ([f(1)], [f(NAN, 2)], [f(3)]),
+    "infinity on one": ([f(1)], [], [f(-INF)]),
+    "NaN beside infinity": ([f(INF)], [f(NAN)], []),
+    "NaN beside nothing": ([f(NAN)], [], []),
+}
 
 
 @pytest.mark.sampled(3)
@@ -226,6 +246,7 @@ def test_clipping(place, clip):
     assert [g for _, clipped in found for g in clipped] == [[1.5, 0], [2]]
 
 
+@pytest.mark.guarantee("NaN stays NaN")
 @over_ranks
 def test_every_rank_raises_and_names_its_own(place):
     def work(rank, grads, options):

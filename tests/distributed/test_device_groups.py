@@ -27,11 +27,10 @@ from tests.device_ranks import (
 )
 from tests.devices.emulated import DeviceArray
 from tests.distributed.test_groups import TROUBLES, Interrupted
-from tests.distributed.test_reduce import INF, NAN, ORDERS, f
 from tests.meshes import plain
 from tests.package.test_contract import refuse
 from tests.problems import one_or_each
-from tests.ranks import bits, flat, results
+from tests.ranks import INF, NAN, ORDERS, bits, f, flat, results
 from tests.tolerances import DTYPES
 
 pytestmark = pytest.mark.emulated
@@ -337,7 +336,6 @@ def fails_on_one(ranks, call, error, kept=()):
     return found[1][0]
 
 
-@pytest.mark.filterwarnings("ignore:reduce is deprecated")
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_bad_argument_on_one_rank_suppresses_all_writes(of, trouble):
     wrong, error, match = TROUBLES[trouble]

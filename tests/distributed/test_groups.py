@@ -17,8 +17,7 @@ from gradkit._cuda.launch.kernels import source_of
 from gradkit._ranks import norms
 from tests import oracles
 from tests.devices.emulated import emulated_backend, on_device
-from tests.distributed.test_reduce import INF, NAN, ORDERS, f
-from tests.ranks import Counting, bits, flat, results, together
+from tests.ranks import INF, NAN, ORDERS, Counting, bits, f, flat, results, together
 from tests.tolerances import DTYPES
 
 
@@ -176,13 +175,11 @@ TROUBLES = {
     "replicas of nothing": ({"replicas": [1]}, ValueError, "replicas has 1 item"),
     "no replicas": ({"replicas": 0}, ValueError, "is 0"),
     "half a replica": ({"replicas": 1.5}, TypeError, "must be an integer"),
-    "both ways": ({"reduce": max}, ValueError, "group or reduce"),
     "out of a wrong shape": ({"out": np.zeros(3)}, (ValueError, TypeError), r"out (has|is a)"),
 }
 
 
 @pytest.mark.guarantee("Over ranks")
-@pytest.mark.filterwarnings("ignore:reduce is deprecated")
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_bad_argument_on_one_rank_ends_the_call_on_all(backend, trouble):
     wrong, error, match = TROUBLES[trouble]

@@ -8,10 +8,9 @@ import pytest
 
 import gradkit
 from gradkit._cuda import CudaBackend, several_devices
-from tests.distributed.test_reduce import INF, NAN, ORDERS, f
 from tests.distributed.test_several_devices import drawn, first_device, memory
 from tests.package.test_contract import refuse
-from tests.ranks import bits, results
+from tests.ranks import INF, NAN, ORDERS, bits, f, results
 from tests.several_devices import HOST, Devices
 
 pytestmark = pytest.mark.emulated

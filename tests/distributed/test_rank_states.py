@@ -8,8 +8,8 @@ import pytest
 from gradkit._arrays import backend_of
 from gradkit._backend import Views
 from gradkit._calls.lists import JoinRanks, NormParts, RankState
-from tests.distributed.test_reduce import INF, NAN, f
 from tests.layouts import LAYOUTS
+from tests.ranks import INF, NAN, f
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -14,10 +14,9 @@ from tests import oracles, tolerances
 from tests.cuda.test_traffic import in_tables
 from tests.device_ranks import NcclCommunicator, Wire
 from tests.devices.emulated import DeviceArray
-from tests.distributed.test_reduce import INF, NAN, ORDERS, f
 from tests.package.test_contract import refuse
 from tests.problems import one_or_each
-from tests.ranks import bits, flat, results
+from tests.ranks import INF, NAN, ORDERS, bits, f, flat, results
 from tests.several_devices import HOST, Devices
 from tests.tolerances import DTYPES, assert_same_bits
 

@@ -140,31 +140,6 @@ def test_a_number_may_be_of_another_framework(lib, ours):
     assert float(gradkit.grad_norm([grads], scale=number)) == 12.5
 
 
-@pytest.mark.filterwarnings("ignore:reduce is deprecated")
-def test_reduce_gets_and_gives_the_callers_type(lib):
-    seen = []
-
-    def two_ranks(value, op):
-        seen.append((value, lib.read(value).copy(), op))
-        return value if op == "max" else value + value
-
-    norm = gradkit.grad_norm(lib.make(np.array([3.0, 4.0], np.float32)), reduce=two_ranks)
-    assert [op for _, _, op in seen] == ["max", "sum"]
-    np.testing.assert_allclose(lib.read(norm), 5 * np.sqrt(2), rtol=1e-6)
-    for value, then, _ in seen:  # what reduce was handed is its own from there on
-        assert isinstance(value, lib.kind)
-        np.testing.assert_array_equal(lib.read(value), then)
-
-
-@pytest.mark.filterwarnings("ignore:reduce is deprecated")
-def test_reduce_may_answer_in_numpy(lib):
-    def alone(value, _op):
-        return np.asarray(lib.read(value))
-
-    norm = gradkit.grad_norm(lib.make(np.array([3.0, 4.0], np.float32)), reduce=alone)
-    np.testing.assert_allclose(lib.read(norm), 5, rtol=1e-6)
-
-
 def test_errors_name_the_gradient_and_nothing_is_written(mutable):
     grad = mutable.make(np.array([3.0, np.nan], np.float32))
     with pytest.raises(gradkit.NonFiniteNormError, match=r"grads\['b'\]"):

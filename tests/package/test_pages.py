@@ -29,7 +29,6 @@ RUN_ELSEWHERE = {
     "docs/parallelism.md": {"tests/processes/cut_models.py": 6},
     "docs/distributed.md": {
         "tests/processes/test_examples.py": 3,
-        "tests/processes/places.py": 2,
         "tests/distributed/test_device_groups.py": 1,
         "tests/distributed/test_several_devices.py": 2,
     },

@@ -29,18 +29,6 @@ def test_time_is_latency_and_bytes():
     network = model.Network(2.0, 10.0)
     assert network.seconds([]) == 0.0
     assert network.seconds([30, 10]) == 2 * 2 + 4
-    assert model.reduce_sizes(16) == [8] * 8
-    assert model.reduce_sizes(17) == [8] * 10
-
-
-def test_limits_are_where_the_other_collective_takes_over():
-    found = model.limits()
-    for count, faster in ((found["logarithmic"], True), (2 * found["logarithmic"], False)):
-        gathered = model.ARIES.seconds(model.allgather_sizes(model.bruck(count)))
-        reduced = model.ARIES.seconds(model.reduce_sizes(count))
-        assert (gathered <= reduced) is faster
-    for count, faster in ((found["NCCL's ring"], True), (2 * found["NCCL's ring"], False)):
-        assert (model.nccl_allgather(count) <= model.nccl_reduce(count)) is faster
     assert model.nccl_allgather(16) == pytest.approx((3.6 + 14 * 1.8 * 0.47 + 2.7) * 1e-6)
 
 

@@ -1,15 +1,12 @@
-"""Checks of groups: what an adapter must do, halves of ranks, ``reduce``, several frameworks."""
+"""Checks of groups: what an adapter must do, halves of ranks, several frameworks."""
 
 import sys
-from functools import partial
 
 import numpy as np
 import pytest
 
 import gradkit
-from tests import oracles, tolerances
-from tests.distributed.test_reduce import NAN, ORDERS
-from tests.problems import on_purpose
+from tests import oracles
 from tests.processes.norms import EXACT, bits, bound, draws, own, split
 
 
@@ -58,32 +55,6 @@ def halves(place):
 def not_a_member(place):
     with pytest.raises(ValueError, match="not in process_group"):
         gradkit.distributed.from_torch(place.other_half)
-
-
-def recipe(place, order):
-    """``reduce`` as the pages have it, also if a rank holds nothing."""
-    found, each = [], []
-    for reduce in place.reduces():
-        for rng, values in draws(3, 4):
-            parts = split(rng, values, place.size)
-            norm = on_purpose(gradkit.grad_norm, own(place, parts), order, reduce=reduce)
-            found.append((float(norm), oracles.norm([values], order)))
-        shards = np.random.default_rng(9).standard_normal((place.size, 3, 4))
-        grads = [place.array(shard) for shard in shards[place.rank]]
-        each.append(on_purpose(gradkit.grad_norm, grads, order, per_tensor=True, reduce=reduce))
-        for at in range(place.size):
-            bad = [place.array([NAN if place.rank == at else 1.0])]
-            found.append((float(on_purpose(gradkit.grad_norm, bad, order, reduce=reduce)), NAN))
-    for norm, expected in found:
-        if expected is NAN:
-            assert np.isnan(norm)
-        else:
-            assert oracles.off_by(norm, expected) <= tolerances.over_ranks(order)
-    for norms in each:
-        for norm, shard in zip(norms, np.moveaxis(shards, 1, 0), strict=True):
-            off = oracles.off_by(norm, oracles.norm([shard], order))
-            assert off <= tolerances.POWER_NORM
-    return bits(*(norm for norm, _ in found), *each)
 
 
 def several_frameworks(place):
@@ -147,4 +118,3 @@ def without_float64(place):
 
 ALL = {"an adapter moves bits": all_ranks}
 HALVES = {"halves of the ranks": halves}
-REDUCE = {f"reduce, p = {p}": partial(recipe, order=p) for p in ORDERS}

@@ -6,8 +6,8 @@ import numpy as np
 
 import gradkit
 from tests import oracles, tolerances
-from tests.distributed.test_reduce import INF, NAN, ORDERS
 from tests.problems import one_or_each
+from tests.ranks import INF, NAN, ORDERS
 
 EXACT = (1, 2, INF)  # orders whose sums travel exactly
 UNIT = tolerances.UNIT["float64"]

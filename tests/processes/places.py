@@ -1,23 +1,22 @@
-"""What a rank has of its library: groups of ranks, arrays, and the guide's ``reduce``."""
+"""What a rank has of its library: groups of ranks, and arrays."""
 
 import os
-import re
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 
 from gradkit import distributed
 
-GUIDE = Path(__file__).parents[2] / "docs" / "distributed.md"
 MIXED = 3  # with so many ranks of MPI, some hold another framework's arrays
 FRAMEWORKS = {1: "torch", 2: "jax"}
-_REDUCE = re.compile(r"^( *)def reduce\(value, op\):\n(?:\1 +.*\n)+", re.MULTILINE)
 
 
 class Place:
-    """One rank among all, with the group of all ranks and that of every second one."""
+    """One rank among all, with the group of all ranks and that of every second one.
+
+    ``add_up(array)`` adds up a NumPy array over all ranks, in place.
+    """
 
     adapter = ""  # the file under test, and its class
     kind = ""
@@ -35,10 +34,6 @@ class Place:
 
     def close(self):
         """Leave, together with all others."""
-
-    def add_up(self, array):
-        """Add up a NumPy array over all ranks, in place."""
-        array[...] = self.reduces()[0](array, "sum")
 
 
 class Mpi(Place):
@@ -59,10 +54,8 @@ class Mpi(Place):
     def communicators(self):
         return [(self.names["comm"],), (self.half_comm,)]
 
-    def reduces(self):
-        """Those of the docstring and of the guide, as they stand there."""
-        texts = [distributed.Reduce.__doc__, GUIDE.read_text()]
-        return [recipe(text, "comm.Allreduce", self.names) for text in texts]
+    def add_up(self, array):
+        self.names["comm"].Allreduce(self.names["MPI"].IN_PLACE, array)
 
 
 class Torch(Place):
@@ -91,8 +84,8 @@ class Torch(Place):
     def array(self, values):
         return self.names["torch"].tensor(values, dtype=self.names["torch"].float64)
 
-    def reduces(self):
-        return [recipe(GUIDE.read_text(), "dist.all_reduce", self.names)]
+    def add_up(self, array):
+        self.names["dist"].all_reduce(self.names["torch"].from_numpy(array))
 
     def close(self):
         self.names["dist"].destroy_process_group()
@@ -119,15 +112,6 @@ class Jax(Place):
 
     def close(self):
         sys.modules["jax"].distributed.shutdown()
-
-
-def recipe(text, call, names):
-    """The one ``reduce`` in a text that makes this call."""
-    found = [m for m in _REDUCE.finditer(text) if call in m[0]]
-    assert len(found) == 1, f"{len(found)} recipes with {call}"
-    scope = dict(names)
-    exec(re.sub(f"^{found[0][1]}", "", found[0][0], flags=re.MULTILINE), scope)
-    return scope["reduce"]
 
 
 PLACES = {"mpi": Mpi, "torch": Torch, "jax": Jax}

@@ -28,7 +28,7 @@ def everything(library, size):
     found = groups.ALL | norms.CHECKS | batch_norms.CHECKS | training.CHECKS | cut_models.CHECKS
     found |= _OF_ONE.get(library, {})
     if library != "jax":  # whose groups are all processes
-        found |= groups.REDUCE | groups.HALVES
+        found |= groups.HALVES
     if (library, size) == ("mpi", MIXED):
         found |= {"several frameworks": groups.several_frameworks}
     if size > 1:

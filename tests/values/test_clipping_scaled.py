@@ -331,22 +331,6 @@ def test_found_inf_of_nothing(backend):
     assert not backend.asnumpy(found)
 
 
-@pytest.mark.filterwarnings("ignore:reduce is deprecated")
-def test_found_inf_on_any_rank(backend):
-    """The flag of all ranks is the largest; the norm's own two messages come first."""
-    seen = []
-
-    def reduce(value, op):
-        seen.append(op)
-        value[...] = max(float(backend.asnumpy(value)), 1.0 if len(seen) == 3 else 0.0)
-        return value
-
-    found = backend.asarray(np.zeros((), bool))
-    gradkit.clip_grad_norm(backend.asarray(f(3.0, 4.0)), 1.0, reduce=reduce, found_inf=found)
-    assert backend.asnumpy(found)
-    assert seen == ["max", "sum", "max"]
-
-
 def test_found_inf_is_not_written_by_an_error(backend):
     grads, found = backend.asarray(f(NAN)), backend.asarray(np.full(1, 7.0, np.float32))
     with pytest.raises(gradkit.NonFiniteNormError):

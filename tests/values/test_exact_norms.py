@@ -325,9 +325,3 @@ def test_gradients_and_sums_are_let_go():
         gradkit.grad_norm([grad], exact=True)
         _host.backend().exact_sums(call)
     assert (sys.getrefcount(grad), sys.getrefcount(sums)) == before
-
-
-def test_norms_one_by_one_are_not_exact():
-    grads = [np.ones(3, np.float32)] * 2
-    with pytest.warns(DeprecationWarning, match="flat"), pytest.raises(ValueError, match="exact"):
-        gradkit.grad_norm(grads, per_tensor=True, exact=True)

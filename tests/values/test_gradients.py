@@ -148,24 +148,6 @@ def test_norms_are_elements_of_out(backend):
         gradkit.per_tensor_norms(grads, out=backend.asarray(np.zeros(3)))
 
 
-@pytest.mark.parametrize(
-    ("options", "instead"),
-    [({"per_tensor": True}, "per_tensor_norms"), ({"reduce": lambda value, _: value}, "group=")],
-)
-def test_what_is_deprecated_names_what_to_use(options, instead):
-    """At the caller's own line; what comes back is what came back before."""
-    grads = [np.array([3.0]), np.array([4.0])]
-    message = rf"{next(iter(options))} is deprecated; .*{instead}"
-    with pytest.warns(DeprecationWarning, match=message) as warned:
-        norm = gradkit.grad_norm(grads, **options)
-    assert [each.filename for each in warned] == [__file__]
-    assert norm.tolist() == ([3, 4] if "per_tensor" in options else 5)
-    for function in (gradkit.clip_grad_norm, gradkit.clip_by_global_norm):
-        if "reduce" in options:
-            with pytest.warns(DeprecationWarning, match="reduce is deprecated; pass group="):
-                function(grads, 9.0, **options)
-
-
 def test_norms_of_each_take_what_one_norm_takes(backend):
     grads = {"w": backend.asarray(np.array([3.0, 4.0])), "b": (None, backend.asarray(f(np.inf)))}
     found = backend.asarray(np.zeros(2, bool))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import gradkit
 from tests import tolerances
 from tests.calls.test_fuzz import Capsule
-from tests.distributed.test_reduce import Ranks
+from tests.ranks import results
 from tests.tolerances import assert_same_bits
 
 NAN, INF = math.nan, math.inf
@@ -259,21 +259,20 @@ def test_a_spike_is_clipped_and_nothing_else_is(backend):
 
 
 @pytest.mark.guarantee("A spike guard")
-@pytest.mark.filterwarnings("ignore:reduce is deprecated")
 def test_ranks_decide_alike(backend):
     """Each rank holds a part of the gradients; one spikes on one rank alone."""
     contents = [([3.0 + k % 2], [4.0 * (1 + 100 * (k == 7))]) for k in range(10)]
 
-    def work(rank, reduce):
+    def work(group):
         guard, found = gradkit.SpikeGuard(warmup=4), []
         for parts in contents:
-            grads = [backend.asarray(np.array(parts[rank]))]
-            norm = gradkit.grad_norm(grads, reduce=reduce)
+            grads = [backend.asarray(np.array(parts[group.rank]))]
+            norm = gradkit.grad_norm(grads, group=group)
             limit = guard.update(norm)
             found.append((float(norm), float(limit)))
         return found, guard.state_dict()
 
-    first, second = Ranks(backend, 2).run(work)
+    first, second = results(work, 2)
     assert first == second
     assert [norm > limit for norm, limit in first[0]] == [k == 7 for k in range(10)]
 

@@ -41,8 +41,7 @@ class OnDevice:
         made = [writable_like(device, out) for out in outs]
         blocks = min(-(-threads // _THREADS), device.multiprocessors * 8)
         block = 1 if threads == 1 else _THREADS
-        found = kernel(device, *of)
         if blocks:
-            found((blocks,), (block,), (*read, *made))
+            kernel(device, *of)((blocks,), (block,), (*read, *made))
         for out, written in zip(outs, made, strict=True):
             copy_back(out, written)
