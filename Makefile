@@ -100,7 +100,7 @@ check: lint check-package test test-ptx-fast machine-code test-slow ## lint and 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Packages that cannot share an environment are in separate ones: .venv-NAME.
 
-.PHONY: bench bench-gpu bench-gpu-compiled bench-host-torch bench-ranks bench-record fuzz lock mutants mutants-driver mutants-fast mutants-interop mutants-kernels pictures sanitize-cpu \
+.PHONY: bench bench-calls bench-gpu bench-gpu-compiled bench-host-torch bench-ranks bench-record fuzz lock mutants mutants-driver mutants-fast mutants-interop mutants-kernels pictures sanitize-cpu \
 	sanitize-cpu-fast sanitize-gpu soak test-arm test-cudnn test-driver test-driver-fast test-driver-torch test-gpu test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
@@ -109,6 +109,12 @@ GPU_PYTHON ?= python3
 # Results are written to benchmarks/out, or to $OUT if it is set: a run changes no tracked file.
 bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU, compared with other libraries
 	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
+
+# No environment has both PyTorch and CuPy.
+WITH_CUPY = OMP_NUM_THREADS=1 PYTHONPATH=$(wildcard .venv-cupy14/lib/python*/site-packages) .venv-frameworks/bin/python
+
+bench-calls: .venv-frameworks/.installed .venv-cupy14/.installed ## count the Python calls of small calls, and time them by how arrays are passed (1 min)
+	$(WITH_CUPY) -m benchmarks.calls $(BENCH)
 
 # Like test-gpu, with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel if installed).
 bench-gpu: ## time every operation on a GPU, compared with other libraries (3 min)
@@ -121,8 +127,7 @@ bench-gpu-compiled: ## the same of eight cases beside torch.compile, which takes
 		--out $${OUT:-benchmarks/out}/compiled.jsonl $(BENCH)
 
 bench-host-torch: .venv-frameworks/.installed .venv-cupy14/.installed ## the host's time in calls on PyTorch's CUDA tensors, without a GPU (2 min)
-	OMP_NUM_THREADS=1 PYTHONPATH=$(wildcard .venv-cupy14/lib/python*/site-packages) \
-		.venv-frameworks/bin/python -m benchmarks.host --on torch
+	$(WITH_CUPY) -m benchmarks.host --on torch
 
 bench-ranks: .venv-frameworks/.installed ## time norms over four processes, compared with PyTorch's on DTensors
 	.venv-frameworks/bin/python -m benchmarks.ranks $(BENCH)

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import gradkit
 from benchmarks import __main__ as run
 from benchmarks import (
+    calls,
     channels,
     devices,
     overhead,
@@ -27,7 +29,6 @@ from benchmarks import (
     timing,
     variants,
 )
-from benchmarks.calls import files_of, traced, warm_calls
 from benchmarks.host import MAKERS
 from gradkit import _host
 
@@ -547,20 +548,44 @@ def test_plots_are_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("place", "most"),
     [
-        ("numpy", {"layer_norm_grad": (11, 7), "clip_grad_norm": (16, 7)}),
-        ("idle", {"layer_norm_grad": (21, 10), "clip_grad_norm": (36, 10)}),
+        ("numpy", [(11, 7), (14, 7), (54, 17), (75, 14)]),
+        ("idle", [(21, 10), (38, 11), (76, 20), (109, 16)]),
     ],
 )
 def test_a_warm_call_runs_few_functions_of_few_files(place, most):
-    """As many as ``benchmarks.calls`` has found: Python functions, and files that they are in."""
+    """About as many as `python -m benchmarks.calls` has found."""
     if place == "numpy" and not _host.describe()["compiled"]["available"]:
         pytest.skip("counted with compiled code")
     with MAKERS[place]() as make:
-        for name, call in warm_calls(make).items():
-            seen = traced(call)
-            calls, files = most[name]
-            assert len(seen) <= calls, seen
-            assert len(files_of(seen)) <= files, seen
+        rows = calls.counts(place, make)
+    assert [label for label, *_ in rows] == [f"{place}: {name}" for name in calls.COUNTED]
+    for (label, *found), bounds in zip(rows, most, strict=True):
+        numbers = tuple(map(int, found))
+        assert all(0 < n <= bound for n, bound in zip(numbers, bounds, strict=True)), (
+            label,
+            numbers,
+        )
+
+
+def test_only_calls_of_functions_in_files_of_gradkit_are_counted():
+    """A comprehension is none, and a generator one each time that it goes on."""
+    text = "def steps():\n    yield 1\ndef call():\n    return [len(str(n)) for n in steps()]\n"
+    names = {}
+    exec(compile(text, Path(gradkit.__file__).with_name("made_up.py"), "exec"), names)
+    seen = calls.traced(lambda: (names["call"](), Path("elsewhere").is_absolute()))
+    assert seen == [("made_up.py", "call"), ("made_up.py", "steps"), ("made_up.py", "steps")]
+
+
+def test_times_of_calls_are_set_beside_others(monkeypatch):
+    monkeypatch.setattr(
+        calls, "microseconds", lambda every: {n: 2.0 + k for k, n in enumerate(every)}
+    )
+    rows = {label: row for label, *row in calls.times({"one": np.array, "two": np.array})}
+    names = list(calls.calls(np.array))
+    assert list(rows) == [f"{place}: {name}" for place in ("one", "two") for name in names]
+    assert rows[f"one: {calls.LIST}"] == ["3.0", "", ""]
+    assert rows[f"one: {calls.DICT}"] == ["5.0", "1.67", f"one: {calls.LIST}"]
+    assert rows[f"two: {calls.NORM}"] == ["13.0", "6.50", f"one: {calls.NORM}"]
 
 
 def test_variants_change_what_there_is():
