@@ -179,10 +179,12 @@ def _accumulate(
     paths, count = list(into), len(into)
     written = [*into.values(), *(beside[path] for path in paths if beside)]
     added = [addends[path] for path in paths]
+    first, last = len(written), len(written) + count  # the gradients among the operands
 
+    # It outlives the trace, in what is compiled, and so holds none of its arrays.
     def compute(outs: list[Array], ins: list[Any]) -> None:
-        by, fresh, update, *seeds = ins[len(written) + count :]
-        factor, grads = read(by), Views(ins[len(written) : len(written) + count])
+        by, fresh, update, *seeds = ins[last:]
+        factor, grads = read(by), Views(ins[first:last])
         backend_of(by).accumulate_grads(
             AccumulateGrads(
                 buffers=Views(outs[:count]),
@@ -191,7 +193,7 @@ def _accumulate(
                 overwrite=fresh,
                 scale=factor,
                 norm=None,
-                compensation=Views(outs[count:]) if beside else None,
+                compensation=Views(outs[count:]) if first > count else None,
                 seed=seeds[0].view(np.uint64).reshape(()) if seeds else None,
                 offsets=[*accumulate((array.size for array in outs[:-1]), initial=0)],
             )

@@ -466,6 +466,58 @@ def test_some_are_clipped_and_some_count(scale, nonfinite):
         gradkit.jax.clip_by_global_norm(grads, 0.7, clip=1)
 
 
+TRACED = {
+    "grad_norm": gradkit.jax.grad_norm,
+    "grad_stats": lambda g: gradkit.jax.grad_stats(g).table,
+    "clip_by_global_norm": lambda g: gradkit.jax.clip_by_global_norm(g, 1.0),
+    "accumulate_grads": lambda g: gradkit.jax.accumulate_grads(g, g, scale=0.5),
+    "accumulate_grads_compensated": lambda g: gradkit.jax.accumulate_grads_compensated(g, g, g),
+    "accumulate_grads, stochastic": lambda g: gradkit.jax.accumulate_grads(
+        *[jax.tree.map(lambda a: a.astype("bfloat16"), g)] * 2, rounding="stochastic", seed=3
+    ),
+}
+OPTIMIZERS = {
+    "clip_by_global_norm": lambda: transforms.clip_by_global_norm(1.0),
+    "clip_spikes": lambda: transforms.clip_spikes(warmup=1),
+    "accumulate": lambda: transforms.accumulate(optax.adam(0.1), 2),
+    "skip_steps": lambda: transforms.skip_steps(
+        optax.adam(0.1), guard=gradkit.SpikeGuard(on_spike="skip")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_nothing_of_a_trace_outlives_it(name, way):  # noqa: ARG001
+    (grads,) = steps(1)
+    function = TRACED[name]
+    with jax.checking_leaks():
+        found = jax.jit(function)(grads)
+        one = jax.tree.map(lambda a: a[None], grads)
+        many = jax.jit(jax.vmap(function))(one)
+        _, scanned = jax.lax.scan(lambda c, g: (c, function(g)), None, one)
+    for own in (many, scanned):
+        assert_close_trees(jax.tree.map(lambda a: a[0], own), found)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
+def test_nothing_of_a_step_outlives_it(name, jit, way):  # noqa: ARG001
+    grads = steps(3)
+    optimizer = OPTIMIZERS[name]()
+    update = jax.jit(optimizer.update) if jit else optimizer.update
+    with jax.checking_leaks():
+        state = optimizer.init(grads[0])
+        for grad in grads:
+            updates, state = update(grad, state, grads[0])
+    assert jax.tree.structure(updates) == jax.tree.structure(grads[0])
+
+
+def test_every_function_of_a_pytree_is_traced():
+    modules = gradkit.jax.accumulation, gradkit.jax.clipping, gradkit.jax.statistics
+    assert {*TRACED} >= {name for module in modules for name in module.__all__}
+    assert {*OPTIMIZERS} == {n for n in transforms.__all__ if not n.endswith("State")}
+
+
 # Skipped steps
 
 

@@ -523,6 +523,16 @@ def test_scan_and_checkpoint(case, way):  # noqa: ARG001
         np.testing.assert_allclose(got, ref, rtol=5e-3, atol=5e-3 * np.abs(ref).max())
 
 
+def test_nothing_of_a_trace_outlives_it(case, way):  # noqa: ARG001
+    given = case.arguments("float32", "float32")
+    both = passes(case.ours)
+    with jax.checking_leaks():
+        made = jax.jit(both)(*given)
+        many = jax.jit(jax.vmap(both))(*(a[None] for a in given))
+    assert_all_same_bits(made, jax.jit(both)(*given))
+    assert_close([a[0] for a in many], made)
+
+
 def test_only_the_sum_is_used():
     """The gradient of what nobody reads is zero."""
     x, residual, scale = rows(2, 1, "float32", "float32")
