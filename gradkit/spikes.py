@@ -16,6 +16,7 @@ from gradkit._calls.lists import SpikeGuardInit, SpikeGuardUpdate
 from gradkit._open.clipping import known_norm
 from gradkit._open.dispatch import run
 from gradkit._open.given import known_framework, values_of, view_of
+from gradkit._open.memory import is_writable
 from gradkit._typing import Float64, Host, Outs, Real, Scalar, X
 
 __all__ = ["SpikeGuard", "spike_guard_init", "spike_guard_update"]
@@ -362,4 +363,4 @@ def _may_be_written(state: Any) -> bool:
     framework = known_framework(state, "state")
     if framework.immutable:
         return False
-    return getattr(view_of(framework, state, "state", write=True).flags, "writeable", True)
+    return is_writable(view_of(framework, state, "state", write=True))

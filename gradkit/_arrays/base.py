@@ -56,6 +56,7 @@ class Framework:
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         """The array's own memory as an array that a backend computes on.
 
+        ``write``: the caller's memory will be written, so that the view says if it is read-only.
         ``detach``: accept an array that requires grad, and use only its values. Otherwise such
         an array is an error, because a gradient is expected.
         """

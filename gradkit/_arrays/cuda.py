@@ -56,6 +56,24 @@ def borrow(
     return cupy().ndarray(shape, dtype, pointer_of(owner, address, size, device), strides)
 
 
+def read_only(view: Array) -> Array:
+    """The same elements in memory that `is_read_only` recognises; CuPy has no flag for it."""
+    kind = _read_only_memory(cupy().cuda.UnownedMemory)
+    memory = kind(view.data.ptr, view.data.mem.size, view, view.data.device_id)
+    pointer = cupy().cuda.MemoryPointer(memory, 0)
+    return cupy().ndarray(view.shape, view.dtype, pointer, view.strides)
+
+
+def is_read_only(view: Array) -> bool:
+    """Whether a view on a device, or what it is a part of, came from `read_only`."""
+    return getattr(getattr(view.data, "mem", None), "is_read_only", False)
+
+
+@cache
+def _read_only_memory(kind: type) -> type:
+    return type("ReadOnlyMemory", (kind,), {"is_read_only": True})
+
+
 @lru_cache
 def _extent(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> int:
     """The bytes from the first of an array's elements to the end of its last one."""

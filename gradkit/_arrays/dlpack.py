@@ -2,7 +2,7 @@
 
 import ctypes
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from operator import attrgetter
 from typing import Any
 
@@ -16,6 +16,7 @@ from gradkit._dtypes import FLOATS, dtype_named
 _HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
 _CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _INT = 0  # kDLInt
+_READ_ONLY, _IS_COPIED = 1, 2  # flags of DLManagedTensorVersioned
 _ALIGNMENT = 64  # bytes: with less, TensorFlow aborts the process and JAX copies
 
 
@@ -34,14 +35,21 @@ class DLPack(Framework):
                 f"is on DLPack device type {kind}; gradkit computes on the CPU and on CUDA devices"
             )
         consumer = np if kind in _HOST else cuda.cupy()
+        is_bfloat16 = "bfloat16" in str(getattr(array, "dtype", ""))
+        exporter = Exporter(array, _INT if is_bfloat16 else None) if is_bfloat16 or write else array
         try:
-            if "bfloat16" not in str(getattr(array, "dtype", "")):
-                return consumer.from_dlpack(array)
-            return consumer.from_dlpack(Retyped(array, _INT)).view(dtype_named("bfloat16"))
+            view = consumer.from_dlpack(exporter)
         except (BufferError, RuntimeError) as error:
             if kind in _CUDA:
                 cuda.check_driver()
             raise TypeError(f"cannot be read through DLPack: {error}") from error
+        if is_bfloat16:
+            view = view.view(dtype_named("bfloat16"))
+        if write and not exporter.may_be_written():
+            if kind in _CUDA:
+                return cuda.read_only(view)
+            view.flags.writeable = False
+        return view
 
     def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
         if device_of(like)[0] in _CUDA:
@@ -84,7 +92,7 @@ class OwnMemory(DLPack):
         if 0 in shape or dtype.itemsize > np.dtype(self.widest(like)).itemsize:
             return None
         array = self.allocate(shape, dtype, like)
-        return self.view(array, write=True), array
+        return self.view(array, write=False), array  # written: it is nobody's yet
 
     def wrap(self, result: Array, like: Any) -> Any:
         if isinstance(result, np.ndarray):
@@ -92,7 +100,7 @@ class OwnMemory(DLPack):
         dtype = min(result.dtype, np.dtype(self.widest(like)), key=attrgetter("itemsize"))
         array = self.allocate(result.shape, dtype, like)
         if result.size:
-            target = self.view(array, write=True)
+            target = self.view(array, write=False)
             if dtype.kind not in "fb":  # CuPy 13 has no bfloat16
                 target, result = target.view(np.int16), result.view(np.int16)
             target[...] = result
@@ -121,29 +129,50 @@ def exportable(result: Array) -> Any:
         result = copy
     if result.dtype.kind in "fb":
         return result
-    return Retyped(result.view(np.int16), FLOATS["bfloat16"].dlpack)
+    return Exporter(result.view(np.int16), FLOATS["bfloat16"].dlpack)
 
 
-class Retyped:
-    """An exporter of 16-bit elements under another DLPack type code.
+class Exporter:
+    """An array's exports under another type code if one is given, with a look at their flags.
 
     NumPy, and CuPy before 14, do not support bfloat16 in DLPack. Changing the type code in a
     capsule is safe, because every export makes a new capsule.
     """
 
-    def __init__(self, array: Any, code: int):
+    def __init__(self, array: Any, code: int | None):
         self._array, self._code = array, code
+        self._flags: int | None = None
 
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()
 
     def __dlpack__(self, **asked: Any) -> Any:
         capsule = self._array.__dlpack__(**asked)
-        name = _name_in(capsule)
-        # A versioned capsule has version, manager_ctx, deleter and flags before its tensor.
-        header = 32 if name == b"dltensor_versioned" else 0
-        _Tensor.from_address(_pointer_in(capsule, name) + header).code = self._code
+        tensor = self._tensor_in(capsule)
+        if self._code is not None:
+            tensor.code = self._code
+        if "max_version" not in asked:  # NumPy before 2.1 and CuPy before 14 ask for no flags
+            with suppress(TypeError):
+                self._tensor_in(self._array.__dlpack__(**asked, max_version=(1, 0)))
         return capsule
+
+    def may_be_written(self) -> bool:
+        """Whether the last export was the array's own memory, and not read-only.
+
+        Without flags, as before DLPack 1.0, the array's CUDA interface says so, or nothing does.
+        """
+        if self._flags is None:
+            interface = getattr(self._array, "__cuda_array_interface__", {})
+            return not interface.get("data", (0, True))[1]
+        return not self._flags & (_READ_ONLY | _IS_COPIED)
+
+    def _tensor_in(self, capsule: Any) -> "_Tensor":
+        name = _name_in(capsule)
+        address = _pointer_in(capsule, name)
+        if name == b"dltensor_versioned":  # version, manager_ctx, deleter, flags; then the tensor
+            self._flags = ctypes.c_uint64.from_address(address + 24).value
+            address += 32
+        return _Tensor.from_address(address)
 
 
 class _Tensor(ctypes.Structure):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradkit import _host
+from gradkit._arrays import cuda
 from gradkit._backend import Array
 from gradkit._calls.backend import Backend
 
@@ -67,8 +68,9 @@ def has_no_gaps(array: Array) -> bool:
 
 
 def is_writable(array: Array) -> bool:
-    """Whether its library lets it be written; CuPy always does."""
-    return bool(getattr(array.flags, "writeable", True))
+    """Whether its library lets it be written; CuPy does, but in memory that it borrowed to read."""
+    flags = array.flags
+    return flags.writeable if hasattr(flags, "writeable") else not cuda.is_read_only(array)
 
 
 def writable(array: Array, label: str, instead: str) -> None:

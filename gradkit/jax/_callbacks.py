@@ -133,10 +133,7 @@ def _through_buffers(run: Any, shapes: list[Any], given: Any, how: dict[str, Any
             return
         pool = cuda.cupy().get_default_memory_pool()
         with cuda.on_stream(device, context.stream, pool.malloc):
-            run(
-                [_DLPACK.view(b, write=True) for b in outs],
-                [_DLPACK.view(b, write=False) for b in ins],
-            )
+            run(*([_DLPACK.view(b, write=False) for b in each] for each in (outs, ins)))
 
     return buffer_callback(callback, shapes, **how)(*given)
 

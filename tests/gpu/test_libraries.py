@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit import _arrays
+from gradkit import _arrays, spikes
+from gradkit._arrays import dlpack
 from tests.backends import has_gpu
 from tests.tolerances import assert_same_bits
 
@@ -116,7 +117,9 @@ class Exposed(Library):
 
     def array(self, host):
         made = super().array(host)
-        made.__cuda_array_interface__ = {"stream": self.stream.ptr}
+        made.__cuda_array_interface__ = made.own.__cuda_array_interface__ | {
+            "stream": self.stream.ptr
+        }
         return made
 
 
@@ -213,9 +216,117 @@ def test_the_host_waits_for_the_device_of_a_library_that_exposes_no_stream():
         def __dlpack_device__(self):
             return CUDA, 1
 
-        def __dlpack__(self, stream=None, **_):
+        def __dlpack__(self, stream=None, **asked):
             with cupy.cuda.Device(1):
-                return own.__dlpack__()
+                return own.__dlpack__(**asked)
 
     gradkit.zero_grad([Array()])
     assert not any(ctypes.string_at(own.data.ptr, own.nbytes))
+
+
+class Producer:
+    """An array of an unknown library on the device, whose exports have these flags."""
+
+    READ_ONLY, IS_COPIED = 1, 2
+
+    def __init__(self, own, flags):
+        self.own, self.dtype, self.flags = own, str(getattr(own, "dtype", "")), flags
+
+    def __dlpack_device__(self):
+        return self.own.__dlpack_device__()
+
+    def __dlpack__(self, **asked):
+        capsule = self.own.__dlpack__(**asked)
+        if "max_version" in asked:
+            at = dlpack._pointer_in(capsule, b"dltensor_versioned") + 24
+            ctypes.c_uint64.from_address(at).value |= self.flags
+        return capsule
+
+
+class Old(Producer):
+    """One from before DLPack 1.0, whose exports say nothing."""
+
+    def __dlpack__(self, stream=None):
+        return self.own.__dlpack__(stream=stream)
+
+
+def attempts(produce, own):
+    """Calls that would write an array of the shape (6, 40), and what they say of one."""
+    other, zeros = own.copy(), own[:, 0].copy()
+    norm = other, other, own[0].copy(), *([zeros.astype("float32")] * 2)
+    whole, first = produce(own), produce(other)
+    given = tuple(map(produce, norm))
+    return {
+        "grads is read-only.*; use clip_by_global": lambda: gradkit.clip_grad_norm(whole, 1.0),
+        r"grads\['w'\] is read-only": lambda: gradkit.scale_grads({"w": whole}, 2.0),
+        "buffer is read-only.*; compute": lambda: gradkit.accumulate_grad(whole, first),
+        r"buffers\[0\] is read-only": lambda: gradkit.accumulate_grads([whole], [first]),
+        r"averages\[0\] is read-only": lambda: gradkit.ema_update([whole], [produce(-other)], 0.9),
+        r"out\[0\] is read-only": lambda: gradkit.layer_norm_grad(*given, out=(whole, None, None)),
+        "out is read-only": lambda: gradkit.clip_by_global_norm(first, 1.0, out=(whole, None)),
+        r"grads\[1\] is read-only.*; make new zeros": lambda: gradkit.zero_grad([first, whole]),
+    }
+
+
+@pytest.fixture(params=["asks", "does not ask"])
+def consumer(request, monkeypatch):
+    """CuPy 14, which asks for flags, and what CuPy 13 does, which does not."""
+    import cupy
+
+    if request.param == "asks":
+        return
+    take = cupy.from_dlpack
+    monkeypatch.setattr(cupy, "from_dlpack", lambda array: take(Old(array, 0)))
+
+
+@pytest.mark.usefixtures("consumer")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("flags", [Producer.READ_ONLY, Producer.IS_COPIED])
+def test_what_is_exported_to_be_read_is_not_written(flags, dtype):
+    import cupy
+
+    own = cupy.asarray(hosts()[0].astype(dtype))
+    before = own.get()
+    calls = attempts(lambda array: Producer(array, flags * (array is own)), own)
+    for message, call in calls.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+        assert_same_bits(own.get(), before)
+    assert float(gradkit.grad_norm([Producer(own, flags)])) > 0
+
+
+@pytest.mark.usefixtures("consumer")
+def test_what_is_exported_to_be_written_is():
+    import cupy
+
+    own = cupy.asarray(hosts()[0])
+    for call in attempts(lambda array: Producer(array, 0), own).values():
+        own.set(before := hosts()[0])
+        call()
+        assert (own.get() != before).any()
+
+
+def test_without_flags_the_cuda_interface_says_what_may_be_written():
+    import cupy
+
+    own = cupy.asarray(hosts()[0])
+    before = own.get()
+    old = Old(own, 0)
+    for read_only in (None, True):
+        if read_only is not None:
+            old.__cuda_array_interface__ = own.__cuda_array_interface__ | {
+                "data": (own.data.ptr, read_only)
+            }
+        with pytest.raises(ValueError, match="grads is read-only"):
+            gradkit.scale_grads(old, 2.0)
+        assert_same_bits(own.get(), before)
+    old.__cuda_array_interface__ = own.__cuda_array_interface__
+    gradkit.scale_grads(old, 2.0)
+    assert_same_bits(own.get(), 2 * before)
+
+
+def test_a_guards_state_that_is_exported_to_be_read_is_replaced():
+    import cupy
+
+    for flags, written in ((0, True), (Producer.READ_ONLY, False), (Producer.IS_COPIED, False)):
+        assert spikes._may_be_written(Producer(cupy.zeros(3), flags)) is written

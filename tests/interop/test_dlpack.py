@@ -104,6 +104,22 @@ def test_a_read_only_export_is_not_written():
     assert first.tolist() == [1, 1]
 
 
+def test_a_copy_is_read_and_not_written():
+    """What is written there would be lost; NumPy alone does not look at this flag."""
+
+    class Copying(Producer):
+        def __dlpack__(self, **asked):
+            return self.array.__dlpack__(**asked | {"copy": True})
+
+    values = np.array([3.0, 4.0])
+    assert gradkit.grad_norm([Copying(values)]) == 5
+    with pytest.raises(ValueError, match=r"grads is read-only.*; use clip_by_global_norm"):
+        gradkit.clip_grad_norm(Copying(values), 1.0)
+    with pytest.raises(ValueError, match=r"buffer is read-only"):
+        gradkit.accumulate_grad(Copying(values), Producer(np.ones(2)))
+    assert values.tolist() == [3, 4]
+
+
 def test_a_read_only_array_api_array_is_not_written():
     from .libraries import framework
 

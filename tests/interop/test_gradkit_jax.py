@@ -138,7 +138,7 @@ def test_on_a_gpu_work_goes_to_xlas_stream(monkeypatch):
     _callbacks._through_buffers(run, [], [], {})
     x, y = (SimpleNamespace(__dlpack_device__=lambda: (2, 1)) for _ in range(2))
     callbacks[0](SimpleNamespace(stream=7), [y], x)
-    assert seen == [(1, 7, len), (y, True), (x, False), ([y], [x])]
+    assert seen == [(1, 7, len), (y, False), (x, False), ([y], [x])]
 
 
 # Errors
