@@ -134,8 +134,8 @@ def batch_norm(
         ranks) to move them by; an ``engine`` that does not support these arrays or ``group``.
         Nothing is written.
     RankError
-        Another rank of ``group`` failed, or has other channels or another ``eps``. Nothing is
-        written.
+        Another rank of ``group`` failed, or has other channels, another ``eps`` or ``momentum``, or
+        other arguments that are ``None``. Nothing is written.
     BackendUnavailableError, CudnnError
         ``engine`` requires a cuDNN that is not installed or does not support the case; or
         cuDNN failed at a case like one that it computed, and running statistics may have moved.
@@ -237,7 +237,8 @@ def batch_norm_grad(
         Incompatible shapes; an output that overlaps an input; an ``engine`` that does not
         support these arrays or ``group``. Nothing is written.
     RankError
-        Another rank of ``group`` failed, or has other channels. Nothing is written.
+        Another rank of ``group`` failed, has other channels, or has a ``scale`` where this one has
+        none. Nothing is written.
     BackendUnavailableError, CudnnError
         ``engine`` requires a cuDNN that is not installed or does not support the case.
 

@@ -89,8 +89,9 @@ def grad_norm(
         returned. "raise": an error that names the gradients; it has to wait for the device.
     group : Group, optional
         The norm is that of the gradients of all its ranks, which make this call together; see
-        :mod:`gradkit.distributed`. An error on one of them is an error on all, or with a
-        :class:`gradkit.distributed.DeviceGroup` in its ``check``.
+        :mod:`gradkit.distributed`. An error on one of them, or another limit, scale, ``eps`` or
+        policy, is an error on all, or with a :class:`gradkit.distributed.DeviceGroup` in its
+        ``check``.
     replicas : int, or container of ints like ``grads``
         Of how many ranks of the group each gradient is a copy, so that it counts once. A dict or
         list need only go as deep as numbers differ.
@@ -202,8 +203,9 @@ def clip_grad_norm(
         step of an optimiser that has momentum, weight decay or a step count.
     group : Group, optional
         The norm is that of the gradients of all its ranks, which make this call together; see
-        :mod:`gradkit.distributed`. An error on one of them is an error on all, or with a
-        :class:`gradkit.distributed.DeviceGroup` in its ``check``.
+        :mod:`gradkit.distributed`. An error on one of them, or another limit, scale, ``eps`` or
+        policy, is an error on all, or with a :class:`gradkit.distributed.DeviceGroup` in its
+        ``check``.
     replicas : int, or container of ints like ``grads``
         Of how many ranks of the group each gradient is a copy, so that it counts once. A dict or
         list need only go as deep as numbers differ.
@@ -217,7 +219,8 @@ def clip_grad_norm(
         go as deep as answers differ.
     count : the same, optional
         Which gradients count in the norm, and in what ``found_inf`` and ``nonfinite`` see. Default:
-        all. With ``clip`` or ``count``, gradients lie on one device.
+        all. With ``clip`` or ``count``, gradients lie on one device. Over a group, both are the
+        same for a gradient that all ranks hold.
     out : 0-d float64 array, optional
         Where the norm is written.
 

@@ -7,7 +7,8 @@ communication of its own: a group is made of what a program already uses. With m
     group = gradkit.distributed.from_mpi(MPI.COMM_WORLD)
     gradkit.clip_grad_norm(own_grads, max_norm=1.0, group=group)
 
-Every rank makes the same call on its own gradients, perhaps none, and gets the same bits.
+Every rank makes the same call on its own gradients, perhaps none, and gets the same bits. Ranks
+that pass different limits, scales or other numbers raise :class:`gradkit.RankError`.
 ``replicas`` says of how many ranks each gradient is a copy, so that it counts once.
 
 :func:`gradkit.batch_norm` and :func:`gradkit.batch_norm_grad` take ``group`` too: their batch is

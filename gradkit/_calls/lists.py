@@ -112,16 +112,18 @@ class ListStats(ListCall):
 
 
 class RankState(ListCall):
-    """``state = (0, digest, |scale|, hi, lo, scale of the sums)``, the last 3 as ``NormParts``.
+    """``state = (0, digest, numbers, hi, lo, scale of the sums)``, the last 3 as ``NormParts``.
 
-    It stands for a rank that did not fail, whose call has that digest. ``state`` is contiguous.
-    What ``JoinRanks`` runs is compiled here, before ranks exchange anything.
+    It stands for a rank that did not fail, whose call has that digest. ``numbers`` stands for the
+    values of ``scale`` and ``max_norm``: ranks with the same ones have the same. ``state`` is
+    contiguous. What ``JoinRanks`` runs is compiled here, before ranks exchange anything.
     """
 
     grads: Grads
     norm_type: float
     digest: float
     scale: Number = 1.0
+    max_norm: Number = math.inf
     copies: Sequence[int] | None = None
     state: Written[Numbers]
 
@@ -130,9 +132,10 @@ class JoinRanks(ListCall):
     """The norm of all ranks' gradients, from a row of ``RankState`` for each.
 
     ``factors = (norm, scale, max_norm)``, for ``ClipByNorm``. If a rank's first number is not 0,
-    or its digest is not ``digest``, then ``norm`` (NaN if ``fresh``) and ``found_inf`` stay as
-    they are, ``factors = (0, 1, inf)``, which clip nothing, and ``faults[rank]`` becomes 1 or 2,
-    if it was 0. All are contiguous but for ``states``.
+    its digest is not ``digest`` or its numbers are not ``scale`` and ``max_norm``, then ``norm``
+    (NaN if ``fresh``) and ``found_inf`` stay as they are, ``factors = (0, 1, inf)``, which clip
+    nothing, and ``faults[rank]`` becomes 1, 2 or 3, if it was 0. All are contiguous but for
+    ``states``.
     """
 
     states: Numbers

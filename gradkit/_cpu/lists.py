@@ -10,6 +10,7 @@ from gradkit._numpy.at_random import key_of
 from gradkit._numpy.block_clipping import unit_factors
 from gradkit._numpy.interrupts import Uninterrupted
 from gradkit._numpy.list_norms import coefficient
+from gradkit._numpy.lists import head_of
 from gradkit._numpy.writes import whole
 from gradkit._threads import workers
 
@@ -59,8 +60,8 @@ def grad_stats(call: records.ListStats) -> None:
 
 
 def rank_state(call: records.RankState) -> None:
-    """``state = (0, digest, |scale|, hi, lo, scale of the sums)``."""
-    call.state[:3] = 0, call.digest, abs(float(call.scale))
+    """``state = (0, digest, numbers, hi, lo, scale of the sums)``."""
+    call.state[:3] = head_of(call)
     copies, parts = call.copies, call.state[3:]
     compiled.norm_parts(call.grads, call.norm_type, False, copies, workers(), parts)
 

@@ -43,13 +43,14 @@ class Lists(OnDevice):
         np.add.at(call.sums, list(call.rows), self.read(each))
 
     def rank_state(self, call: records.RankState) -> None:
-        """``state = (0, digest, |scale|, hi, lo, scale of the sums)``."""
+        """``state = (0, digest, numbers, hi, lo, scale of the sums)``."""
         parts = Numbers(call.state[3:].reshape(1, PART))
         p, copies = call.norm_type, call.copies
         self.norm_parts(
             records.NormParts(grads=call.grads, norm_type=p, parts=parts, copies=copies)
         )
-        self._of_ranks("rank_state", p, np.float64(call.digest), *either(call.scale), call.state)
+        numbers = np.float64(call.digest), *either(call.scale), *either(call.max_norm)
+        self._of_ranks("rank_state", p, *numbers, call.state)
 
     def join_ranks(self, call: records.JoinRanks) -> None:
         """The norm of all ranks' gradients, unless one failed; and what a clip is to use."""

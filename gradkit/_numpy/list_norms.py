@@ -104,18 +104,31 @@ def state_of(parts: Sequence[Part], norm_type: float) -> tuple[float, float, flo
     return hi, math.fsum([*terms, -hi]), unit
 
 
-def norm_of_states(states: Array, weights: Array, by: float, norm_type: float) -> float:
+def norm_of_states(states: Array, by: float, norm_type: float) -> float:
     """The norm of several ranks' (hi, lo, unit): rounded as if one rank had added up all."""
     his, los, units = states
     if math.isinf(norm_type):
-        return float((his * weights).max() * by)  # NumPy's maximum keeps NaN
+        return float(his.max() * by)  # NumPy's maximum keeps NaN
     largest = float(units.max())
     if largest == 0 or not np.isfinite(his).all():
         return float(his.sum() * by)
-    shares = np.where(units == largest, 1.0, units / largest) * weights
+    shares = np.where(units == largest, 1.0, units / largest)
     terms = np.concatenate([his, los]) * np.tile(shares, 2) ** norm_type
     total = math.fsum(terms.tolist()) if np.isfinite(terms).all() else math.nan
     return _product(largest, float(root_of(total, norm_type)), by)
+
+
+def digest_of(*numbers: float) -> float:
+    """What stands for some numbers: a whole number that a float64 holds.
+
+    -0 counts as 0, and all NaN are alike. As in kernels/norm_of_ranks.cu.
+    """
+    digest = 0
+    for number in numbers:
+        known = math.nan if math.isnan(number) else number + 0.0
+        digest = (digest ^ int(np.float64(known).view(np.uint64))) * 0x9E3779B97F4A7C15 % (1 << 64)
+        digest ^= digest >> 32
+    return float(digest >> 11)
 
 
 def nonfinite(parts: Sequence[Part]) -> bool:

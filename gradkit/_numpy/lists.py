@@ -13,6 +13,7 @@ from gradkit._numpy.list_norms import (
     coefficient,
     coefficients,
     combined,
+    digest_of,
     nonfinite,
     norm_of_states,
     parts_of,
@@ -25,6 +26,7 @@ __all__ = [
     "clip_coefficient",
     "clip_grad_value",
     "grad_norm",
+    "head_of",
     "join_ranks",
     "norm_of_ranks",
     "norm_parts",
@@ -63,23 +65,21 @@ def norm_parts(call: records.NormParts) -> None:
 
 @np.errstate(all="ignore")
 def norm_of_ranks(
-    parts: Array, scales: Array, norm_type: float, norm: Array, found_inf: Array | None
+    parts: Array, scale: float, norm_type: float, norm: Array, found_inf: Array | None
 ) -> None:
     """The norms of all ranks' gradients, from the rows ``parts[rank, norm]`` of ``norm_parts``.
 
-    ``scales[rank]`` is what the rank's gradients are to be multiplied by, at least 0 or NaN.
+    Gradients are to be multiplied by ``scale``.
     """
-    by = float(scales.max())
-    weights = np.where(scales == by, 1.0, scales / by)
-    norms = [norm_of_states(parts[:, k].T, weights, by, norm_type) for k in range(norm.size)]
+    norms = [norm_of_states(parts[:, k].T, abs(scale), norm_type) for k in range(norm.size)]
     norm[...] = np.reshape(norms, norm.shape)
     if found_inf is not None:
         found_inf[...] = (~np.isfinite(parts[:, :, 0])).any(axis=0).reshape(found_inf.shape)
 
 
 def rank_state(call: records.RankState) -> None:
-    """``state = (0, digest, |scale|, hi, lo, scale of the sums)``."""
-    call.state[:3] = 0, call.digest, abs(float(call.scale))
+    """``state = (0, digest, numbers, hi, lo, scale of the sums)``."""
+    call.state[:3] = head_of(call)
     parts = Numbers(call.state[3:].reshape(1, 3))
     norm_parts(
         records.NormParts(
@@ -88,19 +88,25 @@ def rank_state(call: records.RankState) -> None:
     )
 
 
+def head_of(call: records.RankState) -> tuple[float, float, float]:
+    """The first three numbers of a rank's state."""
+    return 0.0, call.digest, digest_of(float(call.scale), float(call.max_norm))
+
+
 def join_ranks(call: records.JoinRanks) -> None:
     """The norm of all ranks' gradients, unless one failed; and what a clip is to use."""
-    states = call.states
-    own = np.where(states[:, 0] != 0, 1, np.where(states[:, 1] != call.digest, 2, 0))
+    states, by, most = call.states, float(call.scale), float(call.max_norm)
+    statuses, digests, numbers = states[:, :3].T
+    own = np.where(digests != call.digest, 2, np.where(numbers != digest_of(by, most), 3, 0))
+    own[statuses != 0] = 1
     if own.any():
         call.faults[...] = np.where(call.faults == 0, own, call.faults)
         call.factors[...] = 0, 1, math.inf
         if call.fresh:
             call.norm[...] = math.nan
         return
-    parts, scales = states[:, np.newaxis, 3:], states[:, 2]
-    norm_of_ranks(parts, scales, call.norm_type, call.norm, call.found_inf)
-    call.factors[...] = float(call.norm), float(call.scale), float(call.max_norm)
+    norm_of_ranks(states[:, np.newaxis, 3:], by, call.norm_type, call.norm, call.found_inf)
+    call.factors[...] = float(call.norm), by, most
 
 
 @np.errstate(all="ignore")

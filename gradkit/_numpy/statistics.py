@@ -35,7 +35,7 @@ def stats_of(parts: Array) -> Array:
     largest, counts = parts[:, :, 6].max(axis=0), parts[:, :, 7:].sum(axis=0)
     for k, row in enumerate(stats):
         own = parts[:, k]
-        norm = norm_of_states(own[:, :3].T, np.ones(len(own)), 1.0, 2.0)
+        norm = norm_of_states(own[:, :3].T, 1.0, 2.0)
         row[:3] = norm, largest[k], _mean(own[:, 3:6], counts[k, 2])
     stats[:, 3:] = np.rint(counts[:, :2])
     return stats

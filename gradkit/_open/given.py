@@ -79,9 +79,9 @@ class Given:
         seen = view_of(framework, value, label)
         checks.shape(seen, (), label, _ONE)
         first_label, first = self.first()
-        if first is None:  # nothing to compute on: the number's device does not matter
-            return 1.0
         dtype = checks.floating(seen, label)
+        if first is None:  # nothing to compute on: the number's device does not matter
+            return float(values_of(value, label))
         if _on_host(seen) and not (framework is self.framework and _on_host(first)):
             return checks.real(seen, label)
         if framework is not self.framework:

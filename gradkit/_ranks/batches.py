@@ -14,6 +14,8 @@ from gradkit._ranks.collective import Collective
 from gradkit._ranks.groups import Group
 
 _Norm: TypeAlias = channels.BatchNorm | channels.BatchNormGrad
+# What is a rank's own: how its part lies in memory, and what computes, which over ranks is one.
+_OWN = {"channel_axis", "engine"}
 _Compute: TypeAlias = Callable[[Collective, Any, Backend], None]
 
 
@@ -81,7 +83,7 @@ def _stats_of_ranks(
     own = backend.empty((2, call.x.shape[call.channel_axis]), FLOAT64)
     stats = channels.BatchNormStats(x=call.x, channel_axis=call.channel_axis)
     write(stats, own[0], own[1], None, backend=backend)
-    rows = _gathered(collective, f"batch_norm(eps={call.eps})", call, own, backend)
+    rows = _gathered(collective, "batch_norm", call, own, backend)
     means, variances = rows[:, :-1].reshape(len(rows), 2, -1).transpose(1, 0, 2)
     together, count = np.empty(own.shape), np.empty(())
     combine: Any = channels.CombineStats(means=means, variances=variances, counts=rows[:, -1])
@@ -96,4 +98,11 @@ def _gathered(
     """Every rank's two numbers a channel, and how many elements a channel has there."""
     axis = call.channel_axis
     state = np.append(backend.read(own), float(channels.elements(call.x, axis)))
-    return collective.gather(f"{name} of {call.x.shape[axis]} channels", state)
+    return collective.gather(f"{name}({_said(call)}) of {call.x.shape[axis]} channels", state)
+
+
+def _said(call: _Norm) -> str:
+    """Which arrays and numbers a call has: ranks agree on all but their own."""
+    numbers = [name for name in (*call.numbers, *call.passing) if name not in _OWN]
+    given = [name for name in sorted(call.optional) if getattr(call, name) is not None]
+    return ", ".join([*given, *(f"{name}={getattr(call, name)!r}" for name in numbers)])

@@ -1,7 +1,8 @@
 """Clip gradients by the norm of all: of those given here, or of those of all ranks."""
 
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
+from operator import not_
 from typing import Any, NamedTuple
 
 from gradkit._calls import checks
@@ -11,7 +12,7 @@ from gradkit._numpy.interrupts import Uninterrupted
 from gradkit._open.clipping import NORM, Rule, apart_from, twins
 from gradkit._open.gradients import Gradients
 from gradkit._ranks.device_norms import Factors
-from gradkit._ranks.norms import Ranks, Wanted, beside, flags_of, take_norm
+from gradkit._ranks.norms import Ranks, Wanted, beside, flags_of, on_all, take_norm
 
 
 class Clip(NamedTuple):
@@ -34,10 +35,15 @@ def clip_all(
     near = partial(beside, ranks, asked.norm_out, asked.found_inf)
     several = asked.clip is None and asked.count is None
     held = Gradients(grads, instead=instead, beside=near, several=several)
-    counted = held if asked.count is None else held.picked(_chosen(held, asked.count, "count"))
-    some = None if asked.clip is None else _chosen(held, asked.clip, "clip")
+    some, counts = (
+        None if said is None else _chosen(held, said, label)
+        for said, label in ((asked.clip, "clip"), (asked.count, "count"))
+    )
+    counted = held if counts is None else held.picked(counts)
     with held.on_stream():
         wanted, flags = asked.wanted.of(held), flags_of(held, asked.found_inf, ())
+        if not several:
+            wanted = wanted._replace(choices=_Choices(held, ranks, some, counts))
         apart = flags.named() if flags else []
         clipped = None if instead else twins(held, out, apart=apart)
         further = () if clipped is None else apart_from(clipped)
@@ -49,6 +55,27 @@ def clip_all(
             return held.tree, norm.results()[0]
         results = clipped.results()
         return held.rebuilt(results) if out is None else out, norm.results()[0]
+
+
+class _Choices(NamedTuple):
+    """Which gradients are clipped, and which count.
+
+    As text, that of the gradients which all ranks hold: of their others ranks know nothing.
+    """
+
+    held: Gradients
+    ranks: Ranks
+    clip: Any
+    count: Any
+
+    def __str__(self) -> str:
+        """The names of those that are not clipped, or do not count."""
+        names = on_all(self.held, self.ranks)
+        said = ""
+        for label, chosen in (("clip", self.clip), ("count", self.count)):
+            left = sorted(filter(None, compress(names, map(not_, chosen or ()))))
+            said += f", {label} is False for {', '.join(left)}" if left else ""
+        return said
 
 
 def clip_by(

@@ -9,7 +9,11 @@ from gradkit._backend import FLOAT64, Array
 from gradkit.errors import RankError
 
 # What a number in `faults` says of its rank.
-_SAID = {1.0: "failed; its own error says why", 2.0: "made another call"}
+_SAID = {
+    1.0: "failed; its own error says why",
+    2.0: "made another call",
+    3.0: "passed another scale or max_norm",
+}
 
 
 class DeviceRanks:

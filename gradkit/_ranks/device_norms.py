@@ -53,6 +53,7 @@ def queue_norm(
             digest=digest,
             state=state,
             scale=own.scale,
+            max_norm=own.limit,
             copies=sums.copies,
         )
     )

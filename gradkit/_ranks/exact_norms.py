@@ -34,12 +34,11 @@ class Own(NamedTuple):
 
     total: int
     common: int  # what it is divided by
-    by: float  # the scale of its gradients
     beyond: float  # the sum of what is not finite
 
     def head(self) -> State:
         """What ranks have to know of each other first."""
-        return np.array([self.common, self.by])
+        return np.array([float(self.common)])
 
     def digits(self, factor: int = 1) -> State:
         """The sum times a number, and what is not finite."""
@@ -48,7 +47,7 @@ class Own(NamedTuple):
         return np.array([*digits, self.beyond])
 
 
-def own_of(held: Gradients, order: float, by: float, copies: Sequence[int] | None) -> Own:
+def own_of(held: Gradients, order: float, copies: Sequence[int] | None) -> Own:
     """A rank's sum.
 
     Copies count a fraction each, so that it is made a whole number by a common multiple.
@@ -70,34 +69,35 @@ def own_of(held: Gradients, order: float, by: float, copies: Sequence[int] | Non
     each = zip(sums, distinct, strict=True)
     total = sum(_whole(row[:DIGITS]) * (common // count) for row, count in each)
     with np.errstate(invalid="ignore"):  # infinity and NaN
-        return Own(total, common, by, float(sums[:, DIGITS].sum()))
+        return Own(total, common, float(sums[:, DIGITS].sum()))
 
 
 def exchanged(own: Own, heads: State, collective: Collective) -> State:
-    """All ranks' sums, a row (common, by, digits, beyond) each, or one row of what they add up to.
+    """All ranks' sums, a row (common, digits, beyond) each, or one row of what they add up to.
 
-    They can be added digit by digit if all have one scale, and a common multiple that is small
-    enough: then each rank receives as much whatever their number.
+    They can be added digit by digit if a common multiple of all is small enough: then each rank
+    receives as much whatever their number.
     """
     common = math.lcm(*map(int, heads[:, 0]))
-    if common < _INDIVISIBLE and (heads[:, 1] == heads[0, 1]).all() and collective.adds:
+    if common < _INDIVISIBLE and collective.adds:
         total = collective.total(own.digits(common // own.common))
-        return np.array([[common, own.by, *total]])
+        return np.array([[common, *total]])
     return np.hstack([heads, collective.rows(own.digits())])
 
 
-def norm_of(states: State, order: float) -> tuple[float, float]:
-    """The norm, rounded once from the exact sum of all rows, and whether all is finite."""
-    scales, beyond = states[:, 1], states[:, -1]
+def norm_of(states: State, order: float, by: float) -> tuple[float, float]:
+    """The norm, rounded once from the exact sum of all rows, and whether all is finite.
+
+    ``by``: what gradients are to be multiplied by, at least 0 or NaN.
+    """
+    beyond = states[:, -1]
     found = float(beyond.any())
-    if found or not np.isfinite(scales).all():
+    if found or not math.isfinite(by):
         with np.errstate(invalid="ignore"):
-            return float((beyond * scales).sum() if found else scales.sum()), found
-    total = Fraction(0)
-    for state in states:
-        share = Fraction(_whole(state[2:-1]), int(state[0]))
-        total += share * Fraction(float(state[1])) ** int(order)
-    return _rounded(total * Fraction(2) ** LEAST_BIT, int(order)), found
+            return float(beyond.sum() * by) if found else by, found
+    total = sum(Fraction(_whole(state[1:-1]), int(state[0])) for state in states)
+    total *= Fraction(by) ** int(order) * Fraction(2) ** LEAST_BIT
+    return _rounded(Fraction(total), int(order)), found
 
 
 def _whole(digits: Any) -> int:

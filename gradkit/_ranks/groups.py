@@ -55,7 +55,7 @@ class DeviceGroup(Group, Protocol):
         True.
     faults : float64 array on the device
         A number for each rank, 0 at first, which gradkit's kernels write: 1 for a rank that
-        failed, 2 for one that made another call.
+        failed, 2 for one that made another call, 3 for one that passed another scale or limit.
     """
 
     on_device: bool

@@ -28,12 +28,16 @@ _FOUND_INF = "found_inf"
 # What a norm runs; one over ranks runs more than ``grad_norm``.
 RUN_BY_NORMS = "grad_norm", "norm_parts", "rank_state", "join_ranks", "exact_sums"
 _PART = 3  # numbers of a norm that ranks exchange: `NormParts`
+_PUBLIC = {"policy": "nonfinite"}  # how callers know a field
+# What is told by other means: of how many numbers a call is follows from `per_tensor`.
+_TOLD = {"function", "rule", "order", "per_tensor", "then", "choices"}
 
 
 class Wanted(NamedTuple):
     """The norm that a call asks for, and the limit of a clip by it.
 
-    ``scale`` and ``max_norm`` are the caller's until gradients are opened.
+    ``scale`` and ``max_norm`` are the caller's until gradients are opened. Ranks agree on every
+    field but ``then``: a new one takes part by itself.
     """
 
     function: str
@@ -42,12 +46,23 @@ class Wanted(NamedTuple):
     per_tensor: bool = False
     then: str = ""  # the operation that takes it
     max_norm: Any = math.inf
+    choices: Any = ""  # as text: of gradients that all ranks hold, which are treated otherwise
 
     def __str__(self) -> str:
-        """What all ranks must call alike."""
-        order, _, policy, exact = self.rule
-        said = f", nonfinite={policy!r}" if policy != "propagate" else ""
-        return f"{self.function}(norm_type={order}{said}{', exact=True' * exact})"
+        """What all ranks must call alike, but for numbers, which a device may have."""
+        return self.told(scale=1.0, max_norm=math.inf)
+
+    def told(self, **numbers: float) -> str:
+        """The same with these numbers. What is left out has its default."""
+        fields = {**self.rule._asdict(), **self._asdict(), **numbers}
+        if self.rule.eps < 0:
+            fields |= {"eps": -self.rule.eps, "eps_mode": "add"}
+        others = (
+            f", {_PUBLIC.get(name, name)}={value!r}"
+            for name, value in fields.items()
+            if name not in _TOLD and value != _DEFAULTS.get(name)
+        )
+        return f"{self.function}(norm_type={self.rule.order}{''.join(others)}){self.choices}"
 
     @property
     def is_queued(self) -> bool:
@@ -58,6 +73,9 @@ class Wanted(NamedTuple):
         """The same of gradients that are open."""
         limit = held.limit(self.max_norm, "max_norm")
         return self._replace(max_norm=limit, scale=scale_of(held, self.scale))
+
+
+_DEFAULTS = {**Rule._field_defaults, **Wanted._field_defaults, "scale": 1.0}
 
 
 class Ranks(NamedTuple):
@@ -170,7 +188,7 @@ class _Taking(NamedTuple):
         collective, order = ranks.collective, wanted.rule.order
         owned = ownership_of(held, ranks)
         known = "" if owned is None else f", ownership {owned.serial}"
-        sums = RankSums(f"{wanted}{known}", order, copies, found_inf)
+        sums = RankSums(f"{wanted}{known}", order, copies, found_inf)  # devices compare numbers
         if collective.on_device and wanted.is_queued:
             return queue_norm(held, collective, sums, factors, fresh=fresh)
         # What follows may raise, and an error must not change the caller's arrays: norm comes last.
@@ -228,18 +246,18 @@ class _Taking(NamedTuple):
                 grads=held.views, norm_type=order, parts=parts, per_tensor=each, copies=copies
             )
         )
-        state = np.array([self.factor(), *backend.read(parts).reshape(-1)])
-        call = str(wanted)
+        numbers = self.numbers()
+        call = wanted.told(**numbers)
         if each:  # each norm is that of one gradient on all ranks
             call += f" of {', '.join(held.names())}"
-        rows = self.gathered(call, state)
+        rows = self.gathered(call, np.array(backend.read(parts)).reshape(-1))
         if not len(rows):
             self.again().write_of_group(norm)
             return
-        every = np.ascontiguousarray(rows[:, 1:]).reshape(len(rows), norm.size, _PART)
+        every = np.ascontiguousarray(rows).reshape(len(rows), norm.size, _PART)
         total = np.empty(norm.shape)
         found = None if found_inf is None else np.empty(norm.shape)
-        _numpy.norm_of_ranks(every, rows[:, 0], order, total, found)
+        _numpy.norm_of_ranks(every, numbers["scale"], order, total, found)
         norm[...] = backend.as_float64(total)
         if found_inf is not None:
             found_inf[...] = backend.as_float64(found)
@@ -249,15 +267,15 @@ class _Taking(NamedTuple):
         from gradkit._ranks import exact_norms
 
         order, collective = self.wanted.rule.order, self.ranks.collective
-        own = exact_norms.own_of(self.held, order, self.factor(), self.copies)
-        heads = own.head()[None]
+        own = exact_norms.own_of(self.held, order, self.copies)
+        numbers, heads = self.numbers(), own.head()[None]
         if not collective.alone:
-            heads = self.gathered(str(self.wanted), own.head())
+            heads = self.gathered(self.wanted.told(**numbers), own.head())
             if not len(heads):
                 self.again().write_exact(norm)
                 return
         states = exact_norms.exchanged(own, heads, collective)
-        norm[...], found = exact_norms.norm_of(states, order)
+        norm[...], found = exact_norms.norm_of(states, order, abs(numbers["scale"]))
         if self.found_inf is not None:
             self.found_inf[...] = found
 
@@ -269,10 +287,11 @@ class _Taking(NamedTuple):
             owned.exchange(collective)
         return rows
 
-    def factor(self) -> float:
-        """By how much this rank's norm is multiplied."""
-        by = self.wanted.scale
-        return abs(by if isinstance(by, float) else float(self.held.backend.read(by)))
+    def numbers(self) -> dict[str, float]:
+        """What a device may have, for which this waits."""
+        read = self.held.backend.read
+        given = {"scale": self.wanted.scale, "max_norm": self.wanted.max_norm}
+        return {k: v if isinstance(v, float) else float(read(v)) for k, v in given.items()}
 
 
 @cache
@@ -301,6 +320,16 @@ def copies_of(held: Gradients, ranks: Ranks) -> list[int] | None:
             )
             raise ValueError(f"replicas of {name} is {count}, but {most}")
     return copies if set(copies) - {1} else None
+
+
+def on_all(held: Gradients, ranks: Ranks) -> list[str]:
+    """What ranks call each gradient that all of them hold, or hold parts of; "" for others."""
+    owned = ownership_of(held, ranks)
+    if owned is None:
+        copies = copies_of(held, ranks) or []
+        return ["a copy" if count == ranks.collective.size else "" for count in copies]
+    present = zip(owned.parts, owned.places, owned.on_all, strict=True)
+    return [part.name if everywhere else "" for part, place, everywhere in present if place]
 
 
 def ownership_of(held: Gradients, ranks: Ranks) -> Ownership | None:

@@ -94,7 +94,8 @@ class Ownership:
 
     ``replicas`` has the latter by name: a number, or a list for each that is in several parts.
     ``places`` are their keys there, and whether each is in a list; ``None`` for what has no
-    gradient. ``serial`` stands for what all ranks said. Ranks whose serials differ exchange again.
+    gradient. ``on_all``: whether each rank has the gradient of that name, or a part of it.
+    ``serial`` stands for what all ranks said. Ranks whose serials differ exchange again.
     """
 
     def __init__(self, parts: Sequence[Part], places: Sequence[Any], key: Any, ranks: Collective):
@@ -102,7 +103,8 @@ class Ownership:
         self.members = ranks.rank, ranks.size
         self.replicas: dict[Any, Any] = {}
         self._key = key, self.members
-        self.serial, self._counts = _known.get(self._key, (SET_UP, [1] * len(parts)))
+        nothing = SET_UP, [1] * len(parts), [False] * len(parts)
+        self.serial, self._counts, self.on_all = _known.get(self._key, nothing)
         self._fill()
 
     def exchange(self, ranks: Collective) -> None:
@@ -111,16 +113,20 @@ class Ownership:
 
         every, owners = exchanged(ranks, self._numbers)
         own = every[owners == ranks.rank]
-        named = every[np.isin(every[:, 0], own[:, 0])].tolist()  # as those that this rank holds
-        copies = Counter(map(tuple, named))
+        named = np.isin(every[:, 0], own[:, 0])  # as those that this rank holds
+        copies = Counter(map(tuple, every[named].tolist()))
+        names = every[named, 0].tolist()
+        holders = Counter(name for name, _ in {*zip(names, owners[named].tolist(), strict=True)})
         self._check(ranks, copies)
-        numbers = map(tuple, own.tolist())
-        self._counts = [1 if part.axes is None else copies[next(numbers)] for part in self.parts]
+        told = map(tuple, own.tolist())
+        numbers = [None if part.axes is None else next(told) for part in self.parts]
+        self._counts = [1 if each is None else copies[each] for each in numbers]
+        self.on_all = [each is not None and holders[each[0]] == ranks.size for each in numbers]
         said = blake2b(every.tobytes() + owners.tobytes(), digest_size=6).digest()
         self.serial = float(SERIALS + int.from_bytes(said))
         if len(_known) >= _MOST:
             _known.clear()
-        _known[self._key] = self.serial, self._counts
+        _known[self._key] = self.serial, self._counts, self.on_all
         self._fill()
 
     def held(self) -> list[Part]:
@@ -157,7 +163,7 @@ class Ownership:
             )
 
 
-_known: dict[Any, tuple[float, list[int]]] = {}
+_known: dict[Any, tuple[float, list[int], list[bool]]] = {}
 
 
 def exchanged(collective: Collective, compute: Callable[[], Numbers]) -> tuple[Numbers, Numbers]:

@@ -137,7 +137,8 @@ def clip_by_global_norm(
     axis_name : str or tuple of str, optional
         Axes of a ``shard_map``, or of a ``vmap``: the norm is that of the gradients of all their
         devices, by ``jax.lax.all_gather`` of six numbers. All get the same bits. Not for gradients
-        that are the same on all devices already, as after a ``psum``.
+        that are the same on all devices already, as after a ``psum``. If ``max_norm`` or ``scale``
+        has another value on one of them, the norm is NaN on all.
     replicas : int, or pytree of ints
         On how many devices of ``axis_name`` each gradient is a copy, so that it counts once. A
         pytree may end where numbers below are the same.
@@ -257,7 +258,7 @@ def _clip(grads: Any, limit: Any, scale: Any, state: Any, rule: ClipRule) -> Cli
     count = len(leaves)
     if not leaves and state is None:
         return Clipped(grads, jnp.zeros((), widest()))
-    rows = None if rule.axis_name is None else _states_of_all(leaves, scale, rule)
+    rows = None if rule.axis_name is None else _states_of_all(leaves, limit, scale, rule)
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         numbers = outs[count:] if rule.clips else outs
@@ -298,24 +299,25 @@ def _results(*operands: Any, rule: ClipRule) -> list[ResultShape]:
     return [*clipped, norm, *guarded]
 
 
-def _states_of_all(leaves: list[Any], scale: Any, rule: ClipRule) -> Any:
+def _states_of_all(leaves: list[Any], limit: Any, scale: Any, rule: ClipRule) -> Any:
     """What each device's gradients add to the norm: a row of each."""
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
-        *grads, by = ins
-        state, factor = doubles(outs[0]), read(by)
+        *grads, most, by = ins
+        state = doubles(outs[0])
         backend_of(by).rank_state(
             lists.RankState(
                 grads=_of(Views(grads), rule.counted),
                 norm_type=rule.order,
                 digest=_DIGEST,
                 state=state,
-                scale=factor,
+                scale=read(by),
+                max_norm=read(most),
                 copies=_of(rule.copies, rule.counted),
             )
         )
 
-    (state,) = call(rule.refusal, compute, [pairs(_STATE)], [*leaves, scale])
+    (state,) = call(rule.refusal, compute, [pairs(_STATE)], [*leaves, limit, scale])
     return jax.lax.all_gather(state, rule.axis_name)
 
 
@@ -360,7 +362,7 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: ClipRule
 def _join(
     states: Array, norm: Array, scale: Array, limit: Array, rule: ClipRule, backend: Any
 ) -> None:
-    """The norm over all devices, none of which can be at fault alone."""
+    """The norm over all devices; NaN on all of them if one has another scale or limit."""
     backend.join_ranks(
         lists.JoinRanks(
             states=states,

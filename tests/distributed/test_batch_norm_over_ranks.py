@@ -409,7 +409,7 @@ def test_ranks_that_differ_are_told(backend):
             assert isinstance(error, gradkit.RankError)
             assert "different calls" in str(error)
     error = together(calls[1], 2)[0]
-    assert error.ranks[0].startswith("batch_norm(eps=1e-05) of 3 channels")
+    assert error.ranks[0].startswith("batch_norm(eps=1e-05, momentum=0.1) of 3 channels")
 
 
 # The steps by themselves

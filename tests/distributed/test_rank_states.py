@@ -5,11 +5,21 @@ import math
 import numpy as np
 import pytest
 
+from gradkit import _numpy
 from gradkit._arrays import backend_of
 from gradkit._backend import Views
 from gradkit._calls.lists import JoinRanks, NormParts, RankState
 from tests.layouts import LAYOUTS
 from tests.ranks import INF, NAN, f
+
+
+def numbers_of(scale, max_norm):
+    """What stands for a call's numbers, as the NumPy backend has it."""
+    state = np.empty(6)
+    _numpy.rank_state(
+        RankState(grads=[], norm_type=2.0, digest=0.0, state=state, scale=scale, max_norm=max_norm)
+    )
+    return state[2]
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -20,12 +30,15 @@ from tests.ranks import INF, NAN, f
         ([(0, 7), (1, 0), (0, 7)], [0, 1, 0]),
         ([(0, 7), (NAN, 7), (0, 9)], [0, 1, 2]),
         ([(0, 9), (0, 9), (1, 9)], [2, 2, 1]),
+        ([(0, 7), (0, 7, -0.25), (0, 9, 0.5)], [0, 3, 2]),
     ],
 )
 def test_states_are_joined_alike_on_every_backend(backend, faults, expected, fresh):
     """A fault that is already noted stays as it is. The states have gaps between them."""
     states = np.full((3, 9), NAN)[:, :6]
-    states[...] = [[*pair, 0.5, 2.0 * k * k, 0, 3] for k, pair in enumerate(faults)]
+    for k, (status, digest, *scale) in enumerate(faults):
+        numbers = numbers_of(*scale or [-0.5], 2.0)
+        states[k] = status, digest, numbers, 2.0 * k * k, 0, 3
     noted = np.array([0, 0, 5.0])
     arrays = map(backend.asarray, (states, np.array(8.0), np.array(0.25), noted, np.zeros(3)))
     rows, out, found, note, factors = arrays
@@ -55,7 +68,7 @@ def test_states_are_joined_alike_on_every_backend(backend, faults, expected, fre
 
 @pytest.mark.parametrize("copies", [None, [1, 2]])
 @pytest.mark.parametrize("scale", [-0.5, "array"])
-def test_a_state_is_status_digest_scale_and_sums(backend, scale, copies):
+def test_a_state_is_status_digest_numbers_and_sums(backend, scale, copies):
     grads = Views([backend.asarray(f(1, 2)), backend.asarray(f(2))])
     by = backend.asarray(np.array(-0.5)) if scale == "array" else scale
     state, parts = (backend.asarray(np.full(shape, 9.0)) for shape in (6, (1, 3)))
@@ -65,7 +78,7 @@ def test_a_state_is_status_digest_scale_and_sums(backend, scale, copies):
     )
     own.norm_parts(NormParts(grads=grads, norm_type=2.0, parts=parts, copies=copies))
     values = backend.asnumpy(state)
-    np.testing.assert_array_equal(values[:3], [0, 3.25e9, 0.5])
+    np.testing.assert_array_equal(values[:3], [0, 3.25e9, numbers_of(-0.5, INF)])
     assert values[3:].tobytes() == backend.asnumpy(parts).tobytes()
     hi, lo, unit = values[3:]
     assert (hi + lo) * unit**2 == pytest.approx(9 if copies is None else 7)
@@ -73,10 +86,10 @@ def test_a_state_is_status_digest_scale_and_sums(backend, scale, copies):
 
 @pytest.mark.parametrize("ranks", [4, 9])
 @pytest.mark.parametrize("at", ["C", "misaligned"])
-def test_many_ranks_whose_scales_differ(backend, ranks, at):
+def test_many_ranks(backend, ranks, at):
     """Numbers may lie at any address, and a fault leaves the result as it was."""
-    scales = 2.0 ** (np.arange(ranks) % 3)
-    states = np.array([[0, 7, scale, 4.0, 0, 1] for scale in scales])
+    units = 2.0 ** (np.arange(ranks) % 3)
+    states = np.array([[0, 7, numbers_of(0.5, 2.0), 4.0, 0, unit] for unit in units])
 
     def number(value):
         return backend.asarray(LAYOUTS[at](np.array(value)))
@@ -98,7 +111,7 @@ def test_many_ranks_whose_scales_differ(backend, ranks, at):
                 factors=factors,
             )
         )
-        norm = 2 * math.sqrt((scales**2).sum())
+        norm = math.sqrt((units**2).sum())
         agree = digest == 7
         assert backend.asnumpy(note).any() != agree
         wanted = norm if agree else math.nan if fresh else 8.0
@@ -110,7 +123,32 @@ def test_many_ranks_whose_scales_differ(backend, ranks, at):
     grads = Views([backend.asarray(f(1, 2))])
     backend_of(state).rank_state(
         RankState(
-            grads=grads, norm_type=2.0, digest=3.0, state=state, scale=number(-0.5), copies=None
+            grads=grads,
+            norm_type=2.0,
+            digest=3.0,
+            state=state,
+            scale=number(-0.5),
+            max_norm=number(2.0),
         )
     )
-    np.testing.assert_array_equal(backend.asnumpy(state)[:3], [0, 3, 0.5])
+    np.testing.assert_array_equal(backend.asnumpy(state)[:3], [0, 3, numbers_of(-0.5, 2.0)])
+
+
+VALUES = [0.0, 1.0, -1.0, np.nextafter(1, 2), 5e-324, 1e-6, 1e300, INF, -INF, NAN]
+
+
+def test_numbers_are_told_apart_alike_on_every_backend(backend):
+    """-0 is 0 and every NaN is one, wherever they lie."""
+    found = {}
+    for scale in VALUES:
+        for limit in VALUES:
+            state = backend.asarray(np.zeros(6))
+            numbers = {"scale": backend.asarray(np.array(scale)), "max_norm": limit}
+            call = RankState(grads=Views([]), norm_type=2.0, digest=0.0, state=state, **numbers)
+            backend_of(state).rank_state(call)
+            found[scale, limit] = backend.asnumpy(state)[2]
+            assert found[scale, limit] == numbers_of(scale, limit) < 2**53
+    assert len({*found.values()}) == len(VALUES) ** 2
+    assert numbers_of(-0.0, -NAN) == found[0.0, NAN]
+    other = np.array(np.uint64(0xFFF8000000000001)).view(np.float64)
+    assert numbers_of(other, 1.0) == found[NAN, 1.0]

@@ -89,17 +89,27 @@ def test_a_norm_over_devices(over):
             over(clip, (specs, SAME), (SAME, SAME, SAME))(grads, 0.5)
 
 
-def test_what_a_scale_that_differs_makes_differ(over):
-    """JAX would else take it for the same on all devices, and keep one device's."""
-    clip = lambda g, s: gradkit.jax.clip_by_global_norm(g, 1.0, scale=s[0], axis_name="d")  # noqa: E731
-    clipped, norm = over(clip, (SAME, OWN), (OWN, SAME))(
-        np.ones(2, "f4"), np.array([1.0, 2.0], "f4")
-    )
-    np.testing.assert_allclose(clipped, np.repeat([1, 2], 2) / 10**0.5, rtol=1e-6)
-    np.testing.assert_allclose(norm, 10**0.5, rtol=1e-6)
+@pytest.mark.parametrize("argument", ["scale", "max_norm"])
+def test_devices_whose_numbers_differ(over, argument):
+    """The norm is NaN on all, and so are gradients, where each device would clip otherwise.
+
+    JAX would else take a number for the same on all devices, and keep one device's.
+    """
+
+    def clip(grads, number):
+        numbers = {"max_norm": 1.0, argument: number[0]}
+        return gradkit.jax.clip_by_global_norm(grads, **numbers, axis_name="d")
+
+    step, ones = over(clip, (SAME, OWN), (OWN, SAME)), np.ones(2, "f4")
+    clipped, norm = step(ones, ones)
+    np.testing.assert_allclose(clipped, np.full(4, 0.5), rtol=1e-6)
+    np.testing.assert_allclose(norm, 2.0, rtol=1e-6)
+    clipped, norm = step(ones, np.array([1.0, 2.0], "f4"))
+    assert np.isnan(clipped).all()
+    assert np.isnan(norm)
     if over.checked:
         with pytest.raises(ValueError, match="replicated"):
-            over(clip, (SAME, OWN), (SAME, SAME))(np.ones(2, "f4"), np.ones(2, "f4"))
+            over(clip, (SAME, OWN), (SAME, SAME))(ones, ones)
 
 
 def test_statistics_over_devices(over):

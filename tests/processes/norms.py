@@ -156,12 +156,13 @@ def clipping(place, in_place):
     return bits(norm)
 
 
-def scales_may_differ(place):
-    """A rank's own 1 / tokens, one of them in an array; the sign does not count."""
-    scale = place.array(-0.5) if place.rank == place.size - 1 else 0.25
-    grads = [place.array([8.0])]
+def scales_in_arrays(place):
+    """Of one rank, and of one without gradients; the sign does not count."""
+    last = place.rank == place.size - 1
+    scale = place.array(-0.5) if place.rank == 0 or last else -0.5
+    grads = [] if last else [place.array([8.0])]
     norm = gradkit.grad_norm(grads, 1, scale=scale, group=place.group)
-    assert float(norm) == 4.0 + 2.0 * (place.size - 1)
+    assert float(norm) == 4.0 * (place.size - 1)
     return bits(norm)
 
 
@@ -198,6 +199,6 @@ CHECKS = {
     "statistics of other names": other_names,
     "clip_grad_norm": partial(clipping, in_place=True),
     "clip_by_global_norm": partial(clipping, in_place=False),
-    "scales may differ": scales_may_differ,
+    "scales in arrays": scales_in_arrays,
     "policies": policies,
 }  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 
 import gradkit
 from gradkit import _host
+from tests.distributed.test_agreement import OTHER
 from tests.processes.norms import bits
 
 SOON_S = 5
@@ -83,7 +84,14 @@ def fails_on_one(place, trouble):
         assert again == 5.0 * place.size
 
 
+def other_argument(name, last):
+    """A clip, and what the last rank passes otherwise."""
+    arguments = {"max_norm": 1.0, "eps": 1.0, "clip": True, "count": True}
+    return gradkit.clip_grad_norm, arguments | ({name: OTHER[name]} if last else {})
+
+
 CALLS = {
+    **{name: partial(other_argument, name) for name in OTHER if name != "exact"},
     "p": lambda last: (gradkit.grad_norm, {"norm_type": 1 if last else 2}),
     "one norm or each": lambda last: (gradkit.per_tensor_norms if last else gradkit.grad_norm, {}),
     "function": lambda last: (gradkit.clip_grad_norm, {"max_norm": 1.0}) if last else
@@ -95,6 +103,8 @@ def different_calls(place, differ):
     last = place.rank == place.size - 1
     call, arguments = CALLS[differ](last)
     grads = [place.array([3.0]), place.array([4.0])]
+    if "clip" in arguments or "count" in arguments:
+        arguments["replicas"] = place.size
     error, seconds = attempt(call, grads=grads, group=place.group, **arguments)
     again = float(gradkit.grad_norm(grads, group=place.group))
     assert isinstance(error, gradkit.RankError), error
@@ -111,7 +121,7 @@ def different_numbers_of_norms(place):
     grads = [place.array([3.0])] * (2 if place.rank else 1)
     error, _ = attempt(gradkit.per_tensor_norms, grads=grads, group=place.group)
     assert isinstance(error, gradkit.RankError), error
-    assert error.ranks[0].endswith("4 numbers a rank")
+    assert error.ranks[0].endswith("3 numbers a rank")
     return str(error)
 
 
