@@ -8,7 +8,13 @@ from itertools import accumulate, islice
 from typing import Any
 
 from gradkit._calls import checks
-from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, ZeroGrad
+from gradkit._calls.lists import (
+    AccumulateGrad,
+    AccumulateGrads,
+    AccumulateGradV2,
+    AccumulateLists,
+    ZeroGrad,
+)
 from gradkit._open import trees
 from gradkit._open.clipping import NORM
 from gradkit._open.dispatch import run
@@ -252,43 +258,21 @@ def accumulate_grads(
     >>> buffers, norm
     ({'w': array([2., 2.], dtype=float32), 'b': array([1.], dtype=float32)}, array(3.))
     """
-    instead = "compute buffer + scale * grad for each pair"
-    into = Gradients(buffers, instead=instead, label="buffers")
-    added = Gradients(in_order_of(into, grads))
-    checks.choice(casting, "casting", ("safe", "same_kind"))
-    why = _why_not_added if casting == "safe" else _any_is_added
-    check_pairs(into, added, ("grads", "buffers"), why)
-    kept = None if compensation is None else _compensating(into, added, compensation, instead)
-    with into.on_stream():
-        factor = into.number(scale, "scale")
-        if isinstance(factor, float):
-            checks.finite(factor, "scale")
-        update, fresh = into.flag(do_update, "do_update"), into.flag(overwrite, "overwrite")
-        at_random = _at_random(into, rounding, seed, offsets, compensation)
-        others = [added] if kept is None else [added, kept]
-        norms: list[Results | None] = []
-        apart: list[Any] = []
-        for label, out in (("norm_out", norm_out), ("grad_norm_out", grad_norm_out)):
-            norms.append(_norm_in(out, label, into, others, apart))
-            apart += [] if norms[-1] is None else norms[-1].named()
-        into.backend.accumulate_grads(
-            AccumulateGrads(
-                buffers=into.views,
-                grads=added.views,
-                do_update=update,
-                overwrite=fresh,
-                scale=factor,
-                norm=None if norms[0] is None else norms[0].views[0],
-                grad_norm=None if norms[1] is None else norms[1].views[0],
-                compensation=None if kept is None else kept.views,
-                **at_random,
-            )
-        )
-        for norm in filter(None, norms):
-            norm.results()  # tells the library that it was written
-    for written in filter(None, (into, kept)):
-        written.wrote()
-    return into.returned(buffers)
+    random = None if rounding == "nearest" else (rounding, seed, offsets)
+    call = AccumulateLists(
+        buffers=buffers,
+        grads=grads,
+        compensation=compensation,
+        casting=casting,
+        scale=scale,
+        overwrite=overwrite,
+        do_update=do_update,
+        norm=norm_out,
+        grad_norm=grad_norm_out,
+        at_random=random,
+    )
+    added: T = run(call, by_name=_accumulate_by_name)
+    return added
 
 
 @answers
@@ -343,10 +327,11 @@ def _norm_in(
     return into.outputs(out, (NORM,), apart=apart, others=others, label=label)
 
 
-def _at_random(
-    into: Gradients, rounding: Any, seed: Any, offsets: Any, compensation: Any
-) -> dict[str, Any]:
+def _at_random(into: Gradients, asked: Any, compensation: Any) -> dict[str, Any]:
     """What a backend rounds at random by, if it does."""
+    if asked is None:
+        return {}
+    rounding, seed, offsets = asked
     if checks.choice(rounding, "rounding", ("nearest", "stochastic")) == "nearest":
         return {}
     if compensation is not None:
@@ -396,3 +381,46 @@ def _why_not_added(buffer: Any, grad: Any) -> str | None:
     """Why a gradient cannot be added to a buffer, by their dtypes."""
     reason = why_lossy(buffer, grad)
     return reason and f'{reason}, or any with casting="same_kind"'
+
+
+def _accumulate_by_name(call: AccumulateLists, out: Any) -> Any:  # noqa: ARG001
+    instead = call.instead["buffers"]
+    into = Gradients(call.buffers, instead=instead, label="buffers")
+    added = Gradients(in_order_of(into, call.grads))
+    checks.choice(call.casting, "casting", ("safe", "same_kind"))
+    why = _why_not_added if call.casting == "safe" else _any_is_added
+    check_pairs(into, added, ("grads", "buffers"), why)
+    kept = None
+    if call.compensation is not None:
+        kept = _compensating(into, added, call.compensation, instead)
+    with into.on_stream():
+        factor = into.factor(call.scale, "scale")
+        update, fresh = (
+            into.flag(call.do_update, "do_update"),
+            into.flag(call.overwrite, "overwrite"),
+        )
+        at_random = _at_random(into, call.at_random, call.compensation)
+        others = [added] if kept is None else [added, kept]
+        norms: list[Results | None] = []
+        apart: list[Any] = []
+        for label, given in (("norm_out", call.norm), ("grad_norm_out", call.grad_norm)):
+            norms.append(_norm_in(given, label, into, others, apart))
+            apart += [] if norms[-1] is None else norms[-1].named()
+        into.backend.accumulate_grads(
+            AccumulateGrads(
+                buffers=into.views,
+                grads=added.views,
+                do_update=update,
+                overwrite=fresh,
+                scale=factor,
+                norm=None if norms[0] is None else norms[0].views[0],
+                grad_norm=None if norms[1] is None else norms[1].views[0],
+                compensation=None if kept is None else kept.views,
+                **at_random,
+            )
+        )
+        for norm in filter(None, norms):
+            norm.results()  # tells the library that it was written
+    for written in filter(None, (into, kept)):
+        written.wrote()
+    return into.returned(call.buffers)

@@ -1,7 +1,9 @@
 """Running averages of parameters, as they are evaluated in the place of the last step's."""
 
-from gradkit._calls import checks
-from gradkit._calls.lists import EmaUpdate
+from typing import Any
+
+from gradkit._calls.lists import AverageLists, EmaUpdate
+from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
 from gradkit._open.pairs import check_pairs, in_order_of, why_lossy
@@ -59,15 +61,17 @@ def ema_update(averages: T, params: Tree, decay: Scalar) -> T:
     >>> gradkit.ema_update(averages, {"w": np.array([1.0, 8.0], np.float32)}, decay=0.75)
     {'w': array([0.25, 2.  ], dtype=float32)}
     """
-    instead = "compute decay * average + (1 - decay) * param for each pair"
-    into = Gradients(averages, instead=instead, label="averages")
-    read = Gradients(in_order_of(into, params), label="params")
+    call = AverageLists(averages=averages, params=params, decay=decay)
+    moved: T = run(call, by_name=_by_name)
+    return moved
+
+
+def _by_name(call: AverageLists, out: Any) -> Any:  # noqa: ARG001
+    into = Gradients(call.averages, instead=call.instead["averages"], label="averages")
+    read = Gradients(in_order_of(into, call.params), label="params")
     check_pairs(into, read, ("params", "averages"), why_lossy)
     with into.on_stream():
-        kept = into.number(decay, "decay")
-        if isinstance(kept, float):
-            checks.share(kept, "decay")
-        into.backend.ema_update(EmaUpdate(averages=into.views, params=read.views, decay=kept))
+        decay = into.share(call.decay, "decay")
+        into.backend.ema_update(EmaUpdate(averages=into.views, params=read.views, decay=decay))
     into.wrote()
-    moved: T = into.returned(averages)
-    return moved
+    return into.returned(call.averages)

@@ -15,14 +15,17 @@ import numpy as np
 from gradkit._arrays import is_array
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
-from gradkit._calls.lists import ClipCoefficient, ClipGradValue, ScaleGrads
+from gradkit._calls.lists import (
+    ClipByTotalNorm,
+    ClipCoefficient,
+    ClipGradValue,
+    ScaleGrads,
+    TotalNorm,
+)
 from gradkit._open.clipping import (
     EpsMode,
     NonFinite,
-    is_usual,
-    norm_here,
     pair_of,
-    plain_numbers,
     raise_if_nonfinite,
     rule_of,
     scale_of,
@@ -137,14 +140,17 @@ def grad_norm(
     >>> gradkit.grad_norm(grads, norm_type=np.inf)
     array(4.)
     """
-    usual = is_usual((group, out, found_inf), replicas, nonfinite, exact)
-    if usual and plain_numbers(0.0, norm_type, 0.0, scale):
-        norm = norm_here(grads, norm_type, scale)
-        if norm is not None:
-            return norm
-    with NOBODY if group is None else Collective(group) as collective:
-        wanted = Wanted("grad_norm", rule_of(norm_type, 0.0, nonfinite, exact=exact), scale)
-        return norm_of(grads, wanted, Ranks(collective, replicas), found_inf, out)[1]
+    call = TotalNorm(
+        grads=grads,
+        norm_type=norm_type,
+        scale=scale,
+        nonfinite=nonfinite,
+        group=group,
+        replicas=replicas,
+        exact=exact,
+        found_inf=found_inf,
+    )
+    return run(call, out, by_name=_norm_by_name)
 
 
 @norm_of_grads
@@ -255,18 +261,22 @@ def clip_grad_norm(
     >>> grads
     [array([0.6, 0. ]), array([0.8])]
     """
-    instead = "use clip_by_global_norm, which returns new gradients"
-    others = group, out, found_inf, clip, count
-    usual = is_usual(others, replicas, nonfinite, exact)
-    if usual and eps_mode == "max" and plain_numbers(max_norm, norm_type, eps, scale):
-        norm = norm_here(grads, norm_type, scale, max_norm, eps, instead=instead)
-        if norm is not None:
-            return norm
-    with NOBODY if group is None else Collective(group) as collective:
-        rule = rule_of(norm_type, eps, nonfinite, eps_mode, exact=exact)
-        wanted = Wanted("clip_grad_norm", rule, scale, then=_CLIP, max_norm=max_norm)
-        asked = Clip(wanted, clip, count, found_inf, out)
-        return clip_all(grads, asked, Ranks(collective, replicas), instead=instead)[1]
+    call = ClipByTotalNorm(
+        grads=grads,
+        max_norm=max_norm,
+        norm_type=norm_type,
+        scale=scale,
+        eps=eps,
+        eps_mode=eps_mode,
+        nonfinite=nonfinite,
+        group=group,
+        replicas=replicas,
+        exact=exact,
+        found_inf=found_inf,
+        clip=clip,
+        count=count,
+    )
+    return run(call, out, by_name=_clip_by_name)
 
 
 @clipped_and_norm
@@ -541,3 +551,19 @@ def clip_grad_value(grads: T, clip_value: Real) -> T:
         )
     held.wrote()
     return held.returned(grads)
+
+
+def _norm_by_name(call: TotalNorm, out: Any) -> Any:
+    with NOBODY if call.group is None else Collective(call.group) as collective:
+        rule = rule_of(call.norm_type, 0.0, call.nonfinite, exact=call.exact)
+        wanted, ranks = Wanted("grad_norm", rule, call.scale), Ranks(collective, call.replicas)
+        return norm_of(call.grads, wanted, ranks, call.found_inf, out)[1]
+
+
+def _clip_by_name(call: ClipByTotalNorm, out: Any) -> Any:
+    with NOBODY if call.group is None else Collective(call.group) as collective:
+        rule = rule_of(call.norm_type, call.eps, call.nonfinite, call.eps_mode, exact=call.exact)
+        limit, instead = call.max_norm, call.instead["grads"]
+        wanted = Wanted("clip_grad_norm", rule, call.scale, then=_CLIP, max_norm=limit)
+        asked = Clip(wanted, call.clip, call.count, call.found_inf, out)
+        return clip_all(call.grads, asked, Ranks(collective, call.replicas), instead=instead)[1]

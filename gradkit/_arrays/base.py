@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gradkit._backend import Array, Borrowed, Shape, Spans
+from gradkit._backend import Array, Borrowed, Shape, Spans, Spec
 from gradkit._calls.backend import Backend
 from gradkit._calls.record import Plan
 from gradkit.errors import BackendUnavailableError
@@ -113,6 +113,10 @@ class Framework:
     def new(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> Any:
         """A new array on the device of ``like``; ``None``: use the backend's."""
         return None
+
+    def outputs(self, specs: Sequence[Spec | None], like: Any) -> list[Any]:
+        """New arrays as these specs say, on the device of ``like``, contents undefined."""
+        return [spec and self.new(spec.shape, spec.dtype, like) for spec in specs]
 
     def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
         """Memory for a new result on the device of ``like``; ``None``: use the backend's.

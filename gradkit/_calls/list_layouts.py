@@ -1,15 +1,54 @@
 """How the arrays of a call fit together if they are numbers about gradients, or two to be added."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from gradkit._backend import FLOAT64, Shape
+from gradkit._backend import FLOAT64, Shape, Spec
 from gradkit._calls import checks, roles
-from gradkit._calls.layouts import NormLayout
+from gradkit._calls.layouts import NormLayout, check_result
+from gradkit._calls.record import Plan
 from gradkit._dtypes import FLOATS
 
 GUARD_STATE = (3,)  # how many norms a spike guard has seen, their mean and standard deviation
+
+
+class OfList:
+    """Numbers about a list of gradients, all of them together."""
+
+    def __init__(self, *, usual: dict[str, Any]):
+        self.usual = usual  # what a planned call has in these fields
+
+    def plan(self, call: Any) -> Plan:
+        """The plan of a call; one that is no usual call is opened by name."""
+        for name, check in call.numbers.items():
+            if check is not None:
+                setattr(call, name, check(getattr(call, name), call))
+        specs = tuple(Spec("the norm", (), FLOAT64) for _ in call.result_names)
+        for name, spec in zip(call.result_names, specs, strict=True):
+            if (given := getattr(call, name)) is not None:
+                check_result(given, spec)
+        plan = Plan(specs, {name: getattr(call, name) for name in call.numbers})
+        plan.by_name = any(getattr(call, name) != value for name, value in self.usual.items())
+        return plan
+
+
+class OfPairs(OfList):
+    """The same of lists whose arrays belong to those of the first one."""
+
+    def plan(self, call: Any) -> Plan:
+        plan = super().plan(call)
+        first, *others = [getattr(call, each.name) for each in call.lists]
+        for each, other in zip(call.lists[1:], others, strict=True):
+            pairs = 0 if other is None else first.pairs_with(other)
+            for k, (own, theirs) in enumerate(product(FLOATS, FLOATS)):
+                if pairs >> k & 1 and not call.fits(each.name, own, theirs):
+                    plan.by_name = True  # which says why
+        for array in (getattr(call, each.name) for each in call.in_place):
+            if array is not None and (array.shape, array.dtype) != ((), FLOAT64):
+                plan.by_name = True
+        return plan
 
 
 class LikeNorm(NormLayout):

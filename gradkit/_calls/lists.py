@@ -7,16 +7,27 @@ or, on a backend of several devices, ``Spread``; their norms are float64.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, dataclass_transform
+from typing import Annotated, Any, Protocol, TypeAlias, dataclass_transform
 
 from gradkit._backend import Axes, picked
-from gradkit._calls.list_layouts import Addition, GuardStep, Judgement, LikeNorm, NoiseStep
-from gradkit._calls.record import Call, Record, in_place, result
+from gradkit._calls import checks
+from gradkit._calls.list_layouts import (
+    Addition,
+    GuardStep,
+    Judgement,
+    LikeNorm,
+    NoiseStep,
+    OfList,
+    OfPairs,
+)
+from gradkit._calls.record import Call, Record, in_place, partners, result
 from gradkit._calls.roles import (
     CastingRule,
     Checked,
     Data,
+    Decay,
     DoUpdate,
+    Exact,
     Factor,
     Flag,
     Flags,
@@ -31,13 +42,17 @@ from gradkit._calls.roles import (
     Norm,
     Number,
     Numbers,
+    Order,
     Out,
     Overwrite,
     Scalar,
+    ScaleFactor,
     Seed,
+    Seldom,
     Verdict,
     Written,
 )
+from gradkit._dtypes import FLOATS
 
 
 @dataclass_transform(kw_only_default=True)
@@ -58,6 +73,72 @@ class GradNorm(ListCall):
     per_tensor: bool = False
     scale: Number = 1.0
     found_inf: Written[Flags | None] = None
+
+
+_POLICY = ("propagate", "raise", "zero")
+Policy: TypeAlias = Annotated[
+    Checked[str], lambda value, _: checks.choice(value, "nonfinite", _POLICY)
+]
+_USUAL = {"nonfinite": "propagate", "exact": False, "replicas": 1}
+
+
+class TotalNorm(Call):
+    """The norm of ``scale * grads``, all taken together: the fields of ``GradNorm``, and options.
+
+    ``group``: of those of all its ranks, of which so many have copies as ``replicas`` says.
+    """
+
+    grads: In[Grads]
+    norm_type: Order
+    scale: ScaleFactor
+    nonfinite: Policy
+    exact: Exact
+    replicas: Checked[Any]
+    group: Seldom
+    found_inf: Seldom
+
+    norm: Out[Norm] = result()
+
+    layout = OfList(usual=_USUAL)
+    per_tensor = False
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.grad_norm(self)  # type: ignore[arg-type]
+
+
+class ClipByTotalNorm(Call):
+    """The same, by which gradients are clipped in place: the fields of ``ClipByNorm`` too.
+
+    ``clip`` and ``count`` say which gradients, if not all.
+    """
+
+    grads: InOut[Grads] = in_place("use clip_by_global_norm, which returns new gradients")
+    max_norm: MaxNorm
+    norm_type: Order
+    scale: ScaleFactor
+    eps_mode: Checked[str]
+    eps: Annotated[Checked[float], lambda eps, call: checks.signed_epsilon(eps, call.eps_mode)]
+    nonfinite: Policy
+    exact: Exact
+    replicas: Checked[Any]
+    group: Seldom
+    found_inf: Seldom
+    clip: Seldom
+    count: Seldom
+
+    norm: Out[Norm] = result()
+
+    layout = OfList(usual=_USUAL)
+    per_tensor = zero_nonfinite = False
+
+    @property
+    def outs(self) -> Any:
+        """What is written."""
+        return self.grads
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.grad_norm(self)  # type: ignore[arg-type]
+        backend.clip_by_norm(self)  # type: ignore[arg-type]
 
 
 class NormParts(ListCall):
@@ -263,6 +344,38 @@ class AccumulateGrads(ListCall):
     offsets: Sequence[int] = ()
 
 
+class AccumulateLists(Call):
+    """The fields of ``AccumulateGrads``, and options.
+
+    ``at_random``: rounding, seed and offsets, if it is not to nearest.
+    """
+
+    buffers: InOut[Grads] = in_place("compute buffer + scale * grad for each pair")
+    grads: In[Grads] = partners(may_be=True)
+    compensation: InOut[Grads | None] = partners(
+        may_be=False, instead="compute buffer + scale * grad for each pair"
+    )
+    casting: CastingRule
+    scale: ScaleFactor
+    overwrite: Overwrite
+    do_update: DoUpdate
+    norm: InOut[Norm | None] = in_place("leave norm_out=None")
+    grad_norm: InOut[Norm | None] = in_place("leave grad_norm_out=None")
+    at_random: Seldom
+
+    layout = OfPairs(usual={})
+    seed, offsets = None, ()
+
+    def fits(self, name: str, buffer: str, other: str) -> bool:
+        """Whether dtypes go together."""
+        if name == "compensation":
+            return buffer == other
+        return self.casting == "same_kind" or other in FLOATS[buffer].addends
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.accumulate_grads(self)  # type: ignore[arg-type]
+
+
 class ClipCoefficient(Call):
     """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN.
 
@@ -435,6 +548,23 @@ class EmaUpdate(ListCall):
     averages: Written[Grads]
     params: Grads
     decay: Number
+
+
+class AverageLists(Call):
+    """The fields of ``EmaUpdate``."""
+
+    averages: InOut[Grads] = in_place("compute decay * average + (1 - decay) * param for each pair")
+    params: In[Grads] = partners(may_be=True)
+    decay: Decay
+
+    layout = OfPairs(usual={})
+
+    def fits(self, name: str, average: str, param: str) -> bool:  # noqa: ARG002
+        """Whether an average holds a parameter exactly."""
+        return param in FLOATS[average].addends
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.ema_update(self)  # type: ignore[arg-type]
 
 
 class ListOperations(Protocol):

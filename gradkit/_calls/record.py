@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, dataclass
 import numpy as np
 
 from gradkit._backend import Shape, Spec
-from gradkit._calls.roles import In, InOut, Out, Passing
+from gradkit._calls.roles import Grads, In, InOut, Out, Passing, Rare
 from gradkit._dtypes import Types
 
 
@@ -64,6 +64,15 @@ class Result(NamedTuple):
     if_: str | None  # there is no such result if this argument is None
 
 
+class Listed(NamedTuple):
+    """A list of arrays, as compiled code reads it."""
+
+    name: str
+    written: bool
+    partner: bool  # whether each array belongs to that at the same place in the first list
+    may_be: bool  # and may be the very one
+
+
 class Plan:
     """What a call's shapes, dtypes, strides and numbers decide, decided once.
 
@@ -71,19 +80,21 @@ class Plan:
     any; ``options`` the numbers as checked: an axis as an index; ``changed`` those that a check has
     changed; ``widened`` the arguments that a backend gets in float64; ``backend`` what computes;
     ``gapless`` whether the caller's arrays have elements, without gaps in memory; ``passed`` the
-    plain numbers that no plan depends on, of the last call in which no check changed them. A
-    backend keeps in ``launcher`` what it would otherwise decide again in each call, and a library
-    that makes results in ``making`` how.
+    plain numbers of the last call that no plan depends on, and behind them those that a check has
+    changed, by name. A backend keeps in ``launcher`` what it would otherwise decide again in each
+    call, and a library that makes results in ``making`` how. ``library``: what makes them, if not
+    the backend. ``by_name``: calls like it are not planned, but opened argument by argument.
     """
 
     __slots__ = (
-        *("backend", "changed", "gapless", "launcher", "making"),
+        *("backend", "by_name", "changed", "gapless", "launcher", "library", "making"),
         *("missing", "options", "passed", "results", "widened"),
     )
     backend: Any
     changed: tuple[tuple[str, Any], ...]
     gapless: bool
     launcher: Any
+    library: Any
     making: Any
     missing: Sequence[Spec | None] | None
     passed: tuple[Any, ...] | None
@@ -95,7 +106,8 @@ class Plan:
         widened: tuple[str, ...] = (),
     ):
         self.results, self.options, self.widened = results, options, widened
-        self.gapless, self.launcher, self.making, self.passed = False, None, None, None
+        self.gapless = self.by_name = False
+        self.launcher = self.library = self.making = self.passed = None
 
 
 class Layout(Protocol):
@@ -111,6 +123,11 @@ def result(
     """A field for a result, as ``Result`` describes it."""
     assert init is False  # what a type checker reads
     return {"may_be": may_be, "if_": if_}
+
+
+def partners(*, may_be: bool, instead: str = "") -> Any:
+    """A field for a list whose arrays belong to those of the first one, as ``Listed`` says."""
+    return {"may_be": may_be, "instead": instead}
 
 
 def in_place(instead: str, *, may_be: tuple[str, ...] = ()) -> Any:
@@ -157,7 +174,7 @@ def _initializer(required: list[str], others: list[str]) -> Callable[..., None]:
     return made["__init__"]
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(result, in_place))
+@dataclass_transform(kw_only_default=True, field_specifiers=(result, in_place, partners))
 class Call(Record):
     """One call of one operation: arguments, then results, all by name.
 
@@ -173,6 +190,8 @@ class Call(Record):
     in_place: ClassVar[tuple[InPlace, ...]]
     numbers: ClassVar[dict[str, Callable[[Any, Any], Any] | None]]
     passing: ClassVar[dict[str, Callable[[Any, Any], Any]]]
+    lists: ClassVar[tuple[Listed, ...]]
+    rare: ClassVar[tuple[str, ...]]  # arguments of which no plan knows
     array_names: ClassVar[tuple[str, ...]]  # of arguments, read and written
     optional: ClassVar[frozenset[str]]  # those that may be None
     arrays: ClassVar[Callable[..., tuple[Any, ...]]]
@@ -185,19 +204,23 @@ class Call(Record):
     checks_values: ClassVar[bool]
     reads_values: ClassVar[bool] = False  # of arrays, or their dtypes, when it checks them
     options: ClassVar[Callable[..., Any]]  # the numbers and the class, as a plan's key has them
-    # Names of what `options`, `passed` and `ordered` read, and how many of the last are in place.
+    # Names of what `options`, `passed` and `ordered` read, how many of the last are in place, the
+    # lists, and names of what must be absent.
     key_names: ClassVar[tuple[Any, ...]]
 
     plan: Plan
 
     def __init_subclass__(cls) -> None:
         """Read the fields."""
-        own = cls.__annotations__
+        values = vars(cls)
+        cls.lists = _lists_of(cls)
+        lists = {each.name for each in cls.lists}
+        own = {name: kind for name, kind in cls.__annotations__.items() if name not in lists}
         cls.arguments = tuple(
             Argument(name, *_role(kind)) for name, kind in own.items() if _wraps(kind, In)
         )
         cls.in_place = tuple(
-            InPlace(name, *_role(kind), **vars(cls)[name])
+            InPlace(name, *_role(kind), **values[name])
             for name, kind in own.items()
             if _wraps(kind, InOut)
         )
@@ -206,10 +229,12 @@ class Call(Record):
             for name, kind in own.items()
             if not any(_wraps(kind, wrapper) for wrapper in (In, InOut, Out))
         }
+        cls.rare = tuple(n for n, each in checked.items() if isinstance(each, Rare))
         cls.passing = {n: each.check for n, each in checked.items() if isinstance(each, Passing)}
-        cls.numbers = {n: check for n, check in checked.items() if n not in cls.passing}
+        others = {*cls.passing, *cls.rare}
+        cls.numbers = {n: check for n, check in checked.items() if n not in others}
         cls.results = tuple(
-            Result(name, _role(kind)[0], **vars(cls)[name])
+            Result(name, _role(kind)[0], **values[name])
             for name, kind in own.items()
             if _wraps(kind, Out)
         )
@@ -217,6 +242,12 @@ class Call(Record):
         cls.array_names = tuple(
             n for n, kind in own.items() if _wraps(kind, In) or _wraps(kind, InOut)
         )
+        cls._read_names()
+        super().__init_subclass__()
+
+    @classmethod
+    def _read_names(cls) -> None:
+        """What follows from the fields."""
         cls.arrays = staticmethod(_values_of(cls.array_names))
         ordered = [*(each.name for each in cls.in_place), *(each.name for each in cls.arguments)]
         cls.ordered, cls.ordered_names = staticmethod(_values_of(ordered)), tuple(ordered)
@@ -224,13 +255,15 @@ class Call(Record):
         fields: list[Argument | InPlace] = [*cls.arguments, *cls.in_place]
         cls.optional = frozenset(field.name for field in fields if field.optional)
         cls.instead = {each.name: each.instead for each in cls.in_place}
+        cls.instead |= {e.name: vars(cls)[e.name]["instead"] for e in cls.lists if e.written}
         cls.checks_values = cls.check_values is not Call.check_values
         key = (*cls.numbers, "__class__", "__class__")
         cls.options = staticmethod(attrgetter(*key))
-        cls.key_names = key, tuple(cls.passing), cls.ordered_names, len(cls.in_place), ()
-        for name in (*cls.result_names, *(each.name for each in cls.in_place)):
+        own_names = key, tuple(cls.passing), cls.ordered_names
+        cls.key_names = *own_names, len(cls.in_place), cls.lists, cls.rare
+        described = (each.name for each in (*cls.in_place, *cls.lists) if each.name in vars(cls))
+        for name in (*cls.result_names, *described):
             setattr(cls, name, None)
-        super().__init_subclass__()
 
     def described(self, describe: Callable[[str, Any], Described]) -> Self:
         """The same call with descriptions in the place of arrays, as a plan is made for it.
@@ -260,6 +293,22 @@ class Call(Record):
 
 def _wraps(kind: Any, wrapper: type) -> bool:
     return getattr(kind, "__origin__", None) is wrapper
+
+
+def _lists_of(record: type) -> tuple[Listed, ...]:
+    values = vars(record)
+    kinds = {name: kind for name, kind in record.__annotations__.items() if _is_list(kind)}
+    return tuple(
+        Listed(name, _wraps(kind, InOut), k > 0, bool(values.get(name, {}).get("may_be")))
+        for k, (name, kind) in enumerate(kinds.items())
+    )
+
+
+def _is_list(kind: Any) -> bool:
+    if not (_wraps(kind, In) or _wraps(kind, InOut)):
+        return False
+    (inner,) = get_args(kind)
+    return inner == Grads or Grads in get_args(inner)
 
 
 def _role(kind: Any) -> tuple[Any, bool]:

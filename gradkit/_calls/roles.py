@@ -84,6 +84,10 @@ class Passing(NamedTuple):
     check: Callable[[Any, Any], Any]
 
 
+class Rare(NamedTuple):
+    """An argument of which no plan knows: calls that have it are opened by name."""
+
+
 # Numbers. Each is behind what makes a checked number of it and of the call; an axis, which depends
 # on the data, is checked by the layout.
 Axis: TypeAlias = Checked[int]
@@ -122,6 +126,17 @@ CastingRule: TypeAlias = Annotated[
     Checked[str], lambda value, _: checks.choice(value, "casting", ("safe", "same_kind"))
 ]
 HostNumbers: TypeAlias = Annotated[Checked[np.ndarray[Any, Any]], Passing(lambda value, _: value)]
+
+
+Order: TypeAlias = Annotated[Checked[float], lambda value, _: checks.norm_order(value)]
+ScaleFactor: TypeAlias = Annotated[
+    Checked[Number], Passing(lambda value, opened: opened.factor(value, "scale"))
+]
+Exact: TypeAlias = Annotated[Checked[bool], lambda value, _: checks.flag(value, "exact")]
+Decay: TypeAlias = Annotated[
+    Checked[Number], Passing(lambda value, opened: opened.share(value, "decay"))
+]
+Seldom: TypeAlias = Annotated[Checked[Any], Rare()]
 
 
 class In(Field[Role]):

@@ -8,12 +8,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from gradkit import _host
-from gradkit._arrays import HOST, NOTHING, framework_for, framework_of, is_array
+from gradkit._arrays import is_array
 from gradkit._backend import FLOAT64, Array, Spec
 from gradkit._calls import checks
-from gradkit._calls.lists import ClipByNorm, GradNorm
-from gradkit._calls.roles import Grads, Number
-from gradkit._host import chosen
+from gradkit._calls.lists import GradNorm
+from gradkit._calls.roles import Number
 from gradkit._open import trees
 from gradkit._open.given import Given, is_scalar
 from gradkit._open.gradients import Gradients
@@ -46,88 +45,6 @@ def rule_of(
     order, signed = checks.norm_order(norm_type), checks.signed_epsilon(eps, eps_mode)
     exactly = checks.flag(exact, "exact") and not math.isinf(order)
     return Rule(order, signed, policy_of(nonfinite), exactly)
-
-
-def is_usual(others: tuple[Any, ...], replicas: Any, nonfinite: Any, exact: Any) -> bool:
-    """Whether arguments that are seldom passed have their defaults: ``None`` for all ``others``."""
-    return (
-        _ABSENT.issuperset(map(type, others))
-        and type(replicas) is int
-        and replicas == 1
-        and nonfinite == "propagate"
-        and exact is False
-    )
-
-
-def plain_numbers(limit: Any, order: Any, eps: Any, scale: Any) -> bool:
-    """Whether all are floats as they should be, so that no rule or limit has to be made of them."""
-    if not type(limit) is type(order) is type(eps) is type(scale) is float:
-        return False
-    return limit >= 0 and order > 0 and 0 <= eps < math.inf and math.isfinite(scale)
-
-
-def norm_here(
-    grads: Any, order: Any, scale: Any, limit: Any = None, eps: Any = 0.0, *, instead: str = ""
-) -> Any:
-    """The norm of a plain list of arrays on one device, of no group; with a limit they are clipped.
-
-    ``None`` if it is no such list. Nearly all lists are: for a short one all that may differ takes
-    as long as the work. All numbers are ``plain_numbers``.
-    """
-    table = _host.code and _host.code.table(grads, bool(instead))
-    if table:
-        backend, framework = chosen.get(), framework_of(table.arrays[0]) or HOST
-        norm = framework.new(NORM.shape, NORM.dtype, table.arrays[0])
-        if framework is HOST:
-            norm = backend.empty(NORM.shape, NORM.dtype)
-        if norm is not None:
-            _norm_into(norm, backend, table, order, scale, limit, eps)
-            if limit is not None and table.are_tensors:
-                framework.wrote(table.arrays)
-            return norm
-    if type(grads) is not list or not grads or framework_for(type(grads[0])) is None:
-        return None
-    held = Gradients(grads, instead=instead, several=True)
-    if not held.is_flat or held.shares:
-        return None
-    stream = held.on_stream()
-    if stream is NOTHING:
-        return _norm_alone(held, order, scale, limit, eps)
-    with stream:
-        return _norm_alone(held, order, scale, limit, eps)
-
-
-def _norm_alone(held: Gradients, order: Any, scale: Any, limit: Any, eps: Any) -> Any:
-    framework, made, own = held.framework, None, None
-    if framework.returns_views:
-        own = norm = held.backend.empty(NORM.shape, NORM.dtype)
-    elif framework.lends:
-        norm, own = framework.empty(NORM.shape, NORM.dtype, held.like) or (None, None)
-    if own is None:
-        made = held.outputs(None, (NORM,))
-        norm = made.views[0]
-    _norm_into(norm, held.backend, held.views, order, scale, limit, eps)
-    if limit is not None and not framework.returns_views:
-        held.wrote()
-    return own if made is None else made.results()[0]
-
-
-def _norm_into(
-    norm: Any, backend: Any, grads: Grads, order: Any, scale: Any, limit: Any, eps: Any
-) -> None:
-    backend.grad_norm(GradNorm(grads=grads, norm_type=order, norm=norm, scale=scale))
-    if limit is not None:
-        backend.clip_by_norm(
-            ClipByNorm(
-                grads=grads,
-                norm=norm,
-                max_norm=limit,
-                eps=eps,
-                zero_nonfinite=False,
-                outs=grads,
-                scale=scale,
-            )
-        )
 
 
 def policy_of(nonfinite: str) -> str:

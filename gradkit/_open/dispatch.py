@@ -13,46 +13,104 @@ from gradkit._calls.record import Call, Described, Plan
 from gradkit._host import chosen
 from gradkit._open import memory
 from gradkit._open.given import Given, known_framework, refuse_write, view_of
+from gradkit._open.gradients import Gradients
 from gradkit._open.memory import Named
 from gradkit._open.results import Results, labels_of, refuse
 
 # Writes the results of a call on a backend.
 Compute: TypeAlias = Callable[[Any, Backend], None]
+# Opens a call argument by argument, and gives its results; of its ``out``.
+ByName: TypeAlias = Callable[[Any, Any], Any]
 
 _ABSENT = {type(None)}
 _NUMPY = {np.ndarray, *_ABSENT}
 _MOST = 4096  # plans that are remembered before all are forgotten
 _plans: dict[Any, Plan] = {}
+_CONTAINERS = {list, tuple, dict}
 _PLAIN = {bool, int, float, *_ABSENT}
 _NOT_RUN = object()  # in the place of a result, which may be None
 _ON_HOST = Given()  # of a call whose numbers are plain
 _ON_HOST.framework, _ON_HOST.like = HOST, None
 
 
-def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
+def run(
+    call: Call, out: Any = None, compute: Compute | None = None, by_name: ByName | None = None
+) -> Any:
     """The results of a call as arrays of the caller's type, written to ``out`` if it has them.
 
-    ``compute``: what computes them, if that is not the call by itself.
+    ``compute``: what computes them, if that is not the call by itself. ``by_name``: what opens a
+    call of lists argument by argument, if something is unusual.
     """
     outs = () if out is None else out if type(out) is tuple else (out,)
+    by_name = by_name or _run_opened
     if compute is None and (out is None or len(outs) == len(call.results)):
-        like = getattr(call, call.array_names[0])
-        if type(like) is not np.ndarray:
+        like = None if call.lists else getattr(call, call.array_names[0])
+        if type(like) is not np.ndarray and not call.lists:
             found = _run_foreign(call, like, out, outs)
             if found is not _NOT_RUN:
                 return found
         elif _host.code is not None:
             found = _host.code.known(_plans, chosen.get(), call, call.key_names, outs)
-            if type(found) is Plan:
-                return _run_plain(call, found, (), outs)
-            plan, key, passed = found
-            if plan is not None:
+            plan, key, passed = (found, None, ()) if type(found) is Plan else found
+            if plan is None and key is not None and call.lists:
+                plan = _plan_of_lists(call, outs)
+                _remember(key, plan)
+            if plan is not None and not plan.by_name:
                 return _run_plain(call, plan, passed, outs)
-            if key is not None:
+            if plan is None and key is not None:
                 made = _run_opened(call, out)
                 _remember(key, call.plan)  # arrays that are one may be
                 return made
-    return _run_opened(call, out, compute)
+    if not call.lists:
+        return _run_opened(call, out, compute)
+    found = _NOT_RUN if outs or len(call.lists) > 1 else _run_list(call)
+    return by_name(call, out) if found is _NOT_RUN else found
+
+
+def _run_list(call: Call) -> Any:
+    """A call of one list that has no table: of arrays on a device, say."""
+    field, numbers = call.lists[0], call.passed(call)
+    given, instead = getattr(call, field.name), call.instead.get(field.name, "")
+    usual = all(getattr(call, name) is None for name in call.rare)
+    if not (usual and _PLAIN.issuperset(map(type, numbers)) and type(given) in _CONTAINERS):
+        return _NOT_RUN
+    try:
+        held = Gradients(given, instead=instead, several=True)
+    except (TypeError, ValueError):  # which another look raises too
+        return _NOT_RUN
+    if not held.arrays or held.shares or not held.are_whole():
+        return _NOT_RUN
+    options = call.options(call)
+    key = held.backend, held.framework, *options, *map(type, options)
+    try:
+        plan = _plans.get(key)
+    except TypeError:  # see `Opened`
+        return _NOT_RUN
+    if plan is None:
+        plan = _decide(call, ())
+        _remember(key, plan)
+    if plan.by_name:
+        return _NOT_RUN
+    call.plan = plan
+    call.__dict__.update({field.name: held.views, **dict(plan.changed)})
+    if plan.passed is None or plan.passed[:-1] != numbers or plan.passed[-1]:
+        _check_passing(call, numbers)
+    with held.on_stream():
+        results = held.outputs(None, plan.results)  # type: ignore[arg-type]  # all are there
+        call.__dict__.update(zip(call.result_names, results.views, strict=True))
+        call.compute(held.backend)
+        if field.written:
+            held.wrote()
+        return results.results()[0]
+
+
+def _plan_of_lists(call: Call, outs: tuple[Array | None, ...]) -> Plan:
+    """The plan of a call that has tables in the place of its lists."""
+    plan, table = _decide(call, outs), getattr(call, call.lists[0].name)
+    plan.backend, plan.missing = chosen.get(), _missing(plan, outs)
+    if table.are_tensors:
+        plan.library = framework_for(type(table.arrays[0]))
+    return plan
 
 
 def _run_foreign(call: Call, like: Any, out: Any, outs: tuple[Any, ...]) -> Any:
@@ -155,7 +213,10 @@ def _run_plain(
         call.check_values(_ON_HOST)
     made: Sequence[Array | None] = outs
     if plan.missing:
-        made = backend.outputs(plan.missing)
+        if plan.library is None:
+            made = backend.outputs(plan.missing)
+        else:
+            made = plan.library.outputs(plan.missing, getattr(call, call.lists[0].name).arrays[0])
         if outs:
             made = [new if own is None else own for own, new in zip(outs, made)]  # noqa: B905
     if made:
@@ -164,19 +225,24 @@ def _run_plain(
     for name in plan.widened:
         setattr(call, name, backend.as_float64(getattr(call, name)))
     call.compute(backend)
+    if plan.library is not None:
+        for each in call.lists:
+            if each.written and (table := getattr(call, each.name)) is not None:
+                plan.library.wrote(table.arrays)
+    if not made and call.lists:
+        return getattr(call, call.lists[0].name).tree  # the caller's own object
     return made[0] if len(made) == 1 else tuple(made)
 
 
 def _check_passing(call: Call, passed: tuple[Any, ...]) -> None:
     """Check plain numbers that no plan depends on."""
-    changed = False
+    changed = []
     for (name, check), value in zip(call.passing.items(), passed):  # noqa: B905 - strict takes longer
         checked = check(value, _ON_HOST)
         if checked is not value:
             setattr(call, name, checked)
-            changed = True
-    if not changed:
-        call.plan.passed = passed
+            changed.append((name, checked))
+    call.plan.passed = *passed, tuple(changed)
 
 
 def write(call: Call, *results: Array | None, backend: Backend | None = None) -> None:

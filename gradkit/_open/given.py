@@ -1,5 +1,6 @@
 """What all calls share: one library, one device, and what is said of an argument that differs."""
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
@@ -89,6 +90,18 @@ class Given:
         view = self.near(seen, label)
         self.numbers.append((label, seen))
         return view if dtype == "float64" else self.backend.as_float64(view)
+
+    def factor(self, value: Any, label: str) -> Number:
+        """A number that is finite; one on the device is not looked at."""
+        if type(value) is float and math.isfinite(value):
+            return value
+        factor = self.number(value, label)
+        return checks.finite(factor, label) if isinstance(factor, float) else factor
+
+    def share(self, value: Any, label: str) -> Number:
+        """A number from 0 to 1; one on the device is not looked at."""
+        share = self.number(value, label)
+        return checks.share(share, label) if isinstance(share, float) else share
 
     def flag(self, value: Any, label: str) -> Any:
         """A bool, or an array of one bool that is read on its device."""

@@ -45,7 +45,7 @@ _NOTHING = np.empty(0)
 _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 _device_of = attrgetter("data.device_id")
 _NUMPY = {np.ndarray}
-_UNKNOWN = {type(None)}  # types of what may be a container
+_UNKNOWN = [None]  # in the place of leaves: no array
 
 Beside: TypeAlias = Callable[[], Mapping[str, Any]]
 
@@ -94,26 +94,25 @@ class Gradients(Given):
     ):
         self.numbers = []
         self._label, self._instead, self._several, self._floats = label, instead, several, floats
-        table = _host.code and floats and _host.code.table(grads, bool(instead))
-        if table:  # nearly always of arrays in host memory
-            self._tree, self._is_frozen, self._plain = grads, False, True
+        table = grads if isinstance(grads, _host.Table) else _table_of(grads, instead, floats)
+        if table is not None:  # nearly always of arrays in host memory
+            self._tree, self._is_frozen, self._plain = table.tree, False, True
             self.arrays, self.views, self.shares = table.arrays, table, []
             self.is_flat, self.like = table.is_flat, self.arrays[0]
             self.framework, self.backend = known_framework(self.like, label), chosen.get()
             return
         # What a thousand small gradients have in common is looked at once, and each by itself
         # only if something is unusual: the checks must not take longer than the work.
-        self._is_frozen = True
-        kinds = set(map(type, grads)) if type(grads) is list else _UNKNOWN
+        self._tree, self._is_frozen = grads, False
+        self.arrays, self.is_flat = _leaves_of(grads)
+        kinds = set(map(type, self.arrays))
         frameworks = set(map(framework_for, kinds))
-        if None in frameworks:
-            self._tree = trees.freeze(grads)
+        if None in frameworks:  # containers of other types, or what is no array
+            self._tree, self._is_frozen = trees.freeze(grads), True
             self.arrays = trees.leaves(self._tree)
+            self.is_flat = self._tree is self.arrays
             kinds = set(map(type, self.arrays))
             frameworks = set(map(framework_for, kinds))
-        else:
-            self._tree = self.arrays = [*grads]
-        self.is_flat = self._tree is self.arrays
         self._plain = kinds <= _NUMPY
         self.views, self.shares = self.arrays, []
         if self._plain:
@@ -261,9 +260,13 @@ class Gradients(Given):
         ranges = [memory.byte_range(self.backend, view) for view in views if view is not None]
         return not ranges or spans.apart_from(*zip(*ranges, strict=True))
 
+    def are_whole(self) -> bool:
+        """Whether none are parts, which lie on several ranks."""
+        return self.is_flat or not any(True for _ in parts_in(self.tree))
+
     def refuse_shards(self, hint: str) -> None:
         """Raise if these are parts, whose norms are not those of the gradients."""
-        if not self.is_flat and any(True for _ in parts_in(self.tree)):
+        if not self.are_whole():
             raise ValueError(f"{self._label} are this rank's parts of gradients; {hint}")
 
     def picked(self, chosen: Sequence[bool]) -> "Gradients":
@@ -414,3 +417,15 @@ class Gradients(Given):
                 f"{first} and {second} share memory, which would be written twice; pass each "
                 "gradient once"
             )
+
+
+def _leaves_of(grads: Any) -> tuple[list[Any], bool]:
+    """The leaves of plain dicts, lists and tuples, and whether it is a list of nothing else."""
+    if type(grads) is list and None not in map(framework_for, set(map(type, grads))):
+        return [*grads], True
+    found = _host.code and _host.code.leaves(grads)
+    return found or (_UNKNOWN, False)
+
+
+def _table_of(grads: Any, instead: str, floats: bool) -> Any:
+    return _host.code.table(grads, bool(instead)) if _host.code and floats else None

@@ -2,6 +2,7 @@
 // share memory, by ranges of bytes alone.
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "module.h"
 #include "table.h"
@@ -139,6 +140,12 @@ void append(Objects& objects, nb::tuple items) {
     for (nb::handle item : items) objects.push_back(nb::borrow(item));
 }
 
+bool are_absent(const Objects& values) {
+    for (i64 k = 0; k < values.size(); ++k)
+        if (!values[k].is_none()) return false;
+    return true;
+}
+
 bool are_plain(const Objects& values) {
     for (i64 k = 0; k < values.size(); ++k)
         if (!is_plain(values[k])) return false;
@@ -194,21 +201,21 @@ bool read_lists(nb::handle call, nb::tuple fields, Lists& lists) {
     return true;
 }
 
-// All that a plan depends on: what computes, a call's options and their types, and the arrays, which may
-// be None, by dtypes, shapes, strides and which are one; and before them what lists have to say. None if an
-// array is not NumPy's, or if one of the first, which are `written`, cannot clearly be, or one of a list.
-nb::object key_of(
-    nb::handle backend, const Objects& options, const Objects& arrays, i64 written, const Lists& lists = {}
-) {
-    const i64 count = arrays.size();
-    std::vector<i64> numbers = lists.numbers;
-    Few<PyObject*> key;  // borrowed
-    numbers.reserve(numbers.size() + 8 * count);
-    key.push_back(backend.ptr());
-    for (i64 k = 0; k < options.size(); ++k) key.push_back(options[k].ptr());
-    for (i64 k = 0; k < options.size(); ++k) key.push_back(options[k].type().ptr());
-    Ranges ranges = lists.ranges;
-    for (i64 k = 0; k < count; ++k) {
+// What a plan depends on of a call's lists and arrays.
+struct Seen {
+    std::vector<i64> numbers;
+    Few<PyObject*> dtypes;  // borrowed
+};
+
+// Arrays, which may be None, by dtypes, shapes, strides and which are one; and before them what lists have to
+// say. False if an array is not NumPy's, or if one of the first, which are `written`, cannot clearly be, or one
+// of a list.
+bool see(const Objects& arrays, i64 written, Lists& lists, Seen& seen) {
+    std::vector<i64>& numbers = seen.numbers;
+    Ranges& ranges = lists.ranges;
+    numbers = std::move(lists.numbers);
+    numbers.reserve(numbers.size() + 8 * arrays.size());
+    for (i64 k = 0; k < arrays.size(); ++k) {
         PyObject* const array = arrays[k].ptr();
         if (array == Py_None) {
             numbers.push_back(-1);
@@ -218,18 +225,31 @@ nb::object key_of(
             numbers.push_back(same);
             continue;
         }
-        if (!is_numpys(array)) return nb::none();
+        if (!is_numpys(array)) return false;
         const Buffer buffer(array);
-        if (k < written && (buffer->readonly || overlaps_itself(*buffer))) return nb::none();
+        if (k < written && (buffer->readonly || overlaps_itself(*buffer))) return false;
         if (written || lists.written) append(ranges, *buffer, k, k < written);
         numbers.push_back(buffer->ndim);
         numbers.insert(numbers.end(), buffer->shape, buffer->shape + buffer->ndim);
         numbers.insert(numbers.end(), buffer->strides, buffer->strides + buffer->ndim);
-        key.push_back(dtype_of(array).ptr());
+        seen.dtypes.push_back(dtype_of(array).ptr());
     }
-    if (!lie_apart(ranges)) return nb::none();
-    const nb::bytes seen(numbers.data(), numbers.size() * sizeof(i64));
-    key.push_back(seen.ptr());
+    return lie_apart(ranges);
+}
+
+// All that a plan depends on: what computes, a call's options and their types, and what was seen.
+nb::object key_of(nb::handle backend, const Objects& options, const Seen& seen) {
+    std::vector<i64> numbers = seen.numbers;
+    Few<PyObject*> key;  // borrowed
+    key.push_back(backend.ptr());
+    for (i64 k = 0; k < options.size(); ++k) {
+        key.push_back(options[k].ptr());
+        // 1 is not True. No other type is at this address while the key holds the option.
+        numbers.push_back(reinterpret_cast<i64>(options[k].type().ptr()));
+    }
+    for (i64 k = 0; k < seen.dtypes.size(); ++k) key.push_back(seen.dtypes[k]);
+    const nb::bytes all(numbers.data(), numbers.size() * sizeof(i64));
+    key.push_back(all.ptr());
     const nb::object made = nb::steal(PyTuple_New(key.size()));
     for (i64 k = 0; k < key.size(); ++k) {
         Py_INCREF(key[k]);
@@ -239,11 +259,45 @@ nb::object key_of(
 }
 
 nb::object signature(nb::handle backend, nb::tuple options, nb::tuple arrays, i64 written) {
-    Objects own, seen;
+    Objects own, given;
+    Lists none;
+    Seen seen;
     append(own, options);
-    append(seen, arrays);
-    return key_of(backend, own, seen, written);
+    append(given, arrays);
+    return see(given, written, none, seen) ? key_of(backend, own, seen) : nb::none();
 }
+
+// The last call of a class whose plan was found: if all is the same, so is the plan, and no key is made.
+class Last {
+public:
+    static Last& of(nb::handle kind) {
+        static auto* const all = new std::unordered_map<PyObject*, Last>;  // classes are never freed
+        return (*all)[kind.ptr()];
+    }
+
+    nb::object plan_for(nb::handle backend, const Objects& options, const Seen& seen) const {
+        bool same = backend.is(backend_) && seen.numbers == numbers_;
+        for (i64 k = 0; same && k < options.size(); ++k) same = options[k].is(options_[k]);
+        for (i64 k = 0; same && k < seen.dtypes.size(); ++k) same = dtypes_[k].is(seen.dtypes[k]);
+        return same ? plan_ : nb::object();
+    }
+
+    void set(nb::handle backend, const Objects& options, const Seen& seen, nb::handle plan) {
+        std::vector<nb::object> own, dtypes;
+        for (i64 k = 0; k < options.size(); ++k) own.push_back(options[k]);
+        for (i64 k = 0; k < seen.dtypes.size(); ++k) dtypes.push_back(nb::borrow(seen.dtypes[k]));
+        numbers_ = seen.numbers;
+        backend_ = nb::borrow(backend);
+        plan_ = nb::borrow(plan);
+        options_.swap(own);  // what is let go may run code, which sees all in place
+        dtypes_.swap(dtypes);
+    }
+
+private:
+    nb::object backend_, plan_;
+    std::vector<nb::object> options_, dtypes_;
+    std::vector<i64> numbers_;
+};
 
 // Appends a call's fields of some names.
 void read_fields(nb::handle call, nb::handle names, Objects& into) {
@@ -259,7 +313,7 @@ void read_fields(nb::handle call, nb::handle names, Objects& into) {
     }
 }
 
-// Whether values are the very ones that are known, in a tuple of as many; None if none are.
+// Whether values are the very ones that are known, the first of a tuple; None if none are.
 bool are_those(const Objects& values, nb::handle known) {
     if (known.is_none()) return false;
     for (i64 k = 0; k < values.size(); ++k)
@@ -268,33 +322,52 @@ bool are_those(const Objects& values, nb::handle known) {
 }
 
 // The plan of a call, by a key as above, if the numbers that no plan depends on are the very ones that
-// passed their checks in the last call. Else the plan, or None; the key, or None, also if those are more
+// passed their checks in the last call; those that a check changes are changed again. Else the plan, or None; the key, or None, also if those are more
 // than numbers; and the numbers, to be checked. The call then has tables in the place of its lists, if
 // all have one.
 nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple names, nb::tuple outs) {
-    Objects options, passed, arrays;
+    Objects options, passed, arrays, rare;
     Lists lists;
+    Seen seen;
     append(arrays, outs);
+    read_fields(call, names[5], rare);
     read_fields(call, names[0], options);
     read_fields(call, names[1], passed);
     read_fields(call, names[2], arrays);
     const i64 written = static_cast<i64>(outs.size()) + nb::cast<i64>(names[3]);
-    nb::object plan = nb::none(), key = nb::none();
+    nb::object plan, key = nb::none();
     const nb::tuple fields = nb::borrow<nb::tuple>(names[4]);
-    if (are_plain(passed) && read_lists(call, fields, lists)) {
-        key = key_of(backend, options, arrays, written, lists);
+    const bool usual = are_absent(rare) && are_plain(passed) && read_lists(call, fields, lists)
+        && see(arrays, written, lists, seen);
+    if (usual) {
         for (i64 k = 0; k < lists.tables.size(); ++k)
             nb::setattr(call, nb::handle(fields[k])[0], lists.tables[k]);
+        Last& last = Last::of(call.type());
+        if (PyDict_Size(plans.ptr())) plan = last.plan_for(backend, options, seen);
+        if (!plan.is_valid()) {
+            key = key_of(backend, options, seen);
+            PyObject* const found = PyDict_GetItemWithError(plans.ptr(), key.ptr());
+            if (found) {
+                plan = nb::borrow(found);
+                last.set(backend, options, seen, plan);
+            } else if (PyErr_Occurred()) {  // an option that has no hash
+                if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
+                PyErr_Clear();
+                key = nb::none();
+            }
+        }
     }
-    if (!key.is_none()) {
-        PyObject* const found = PyDict_GetItemWithError(plans.ptr(), key.ptr());
-        if (found) {
-            plan = nb::borrow(found);
-            if (!passed.size() || are_those(passed, plan.attr("passed"))) return plan;
-        } else if (PyErr_Occurred()) {  // an option that has no hash
-            if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
-            PyErr_Clear();
-            key = nb::none();
+    if (!plan.is_valid()) {
+        plan = nb::none();
+    } else if (!passed.size()) {
+        return plan;
+    } else {
+        static PyObject* const name = PyUnicode_InternFromString("passed");
+        const nb::object known = nb::getattr(plan, nb::handle(name));
+        if (are_those(passed, known)) {
+            for (nb::handle changed : nb::borrow<nb::tuple>(known[passed.size()]))
+                nb::setattr(call, changed[0], changed[1]);
+            return plan;
         }
     }
     nb::list all;

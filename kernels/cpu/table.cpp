@@ -114,6 +114,12 @@ nb::object Table::of(nb::handle tree, bool written) {
     return table.each_can_be_written() && lie_apart(ranges) ? made : nb::none();
 }
 
+nb::object Table::leaves(nb::handle tree) {
+    Table table;
+    if (!table.collect(tree.ptr(), 0)) return nb::none();
+    return nb::make_tuple(table.arrays_, table.flat_);
+}
+
 const Table* Table::in(nb::handle object) {
     return nb::isinstance<Table>(object) ? nb::inst_ptr<Table>(object) : nullptr;
 }
@@ -208,8 +214,10 @@ void define_table(nb::module_& module) {
         .def("__iter__", [](Table& table) { return nb::iter(table.views()); })
         .def("__getitem__", [](Table& table, nb::handle k) { return nb::object(table.views()[k]); })
         .def_prop_ro("arrays", &Table::arrays)
+        .def_prop_ro("tree", &Table::tree)
         .def_prop_ro("is_flat", &Table::is_flat)
         .def_prop_ro("are_tensors", &Table::are_tensors)
+        .def("pairs_with", &Table::pairs_with)
         .def("picked", &Table::picked)
         .def("like", &Table::like);
     const auto table = [](nb::handle tree, bool written) {
@@ -217,4 +225,5 @@ void define_table(nb::module_& module) {
         return made.is_none() || nb::inst_ptr<Table>(made)->length() ? made : nb::none();
     };
     module.def("table", table, nb::arg().none(), nb::arg());
+    module.def("leaves", &Table::leaves, nb::arg().none());
 }

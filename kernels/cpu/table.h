@@ -16,6 +16,9 @@ public:
     // another library than the first; or a container is of a type of its own. With `written` each must
     // be writable too, and no two may share memory.
     static nanobind::object of(nanobind::handle tree, bool written);
+    // The leaves alone, whatever they are, and whether `is_flat`; None if too many containers are in each
+    // other.
+    static nanobind::object leaves(nanobind::handle tree);
     // The table that an object is, or null.
     static const Table* in(nanobind::handle object);
 
@@ -24,6 +27,7 @@ public:
     Dtype dtype(i64 k) const { return rows_[k].dtype; }
     PyObject* array(i64 k) const { return PyList_GetItem(arrays_.ptr(), k); }
     nanobind::list arrays() const { return arrays_; }
+    nanobind::object tree() const { return tree_; }
     bool are_tensors() const { return tensors_; }
     // Whether the container is a list of nothing but these.
     bool is_flat() const { return flat_; }

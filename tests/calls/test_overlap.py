@@ -158,8 +158,8 @@ def test_a_signature_has_all_that_a_plan_depends_on():
     def signature(backend=memory, options=(1, None)):
         return COMPILED.signature(backend, options, (array,), 1)
 
-    layout = np.array([array.ndim, *array.shape, *array.strides])
-    assert signature() == (memory, 1, None, int, type(None), array.dtype, layout.tobytes())
+    seen = np.array([array.ndim, *array.shape, *array.strides, id(int), id(type(None))])
+    assert signature() == (memory, 1, None, array.dtype, seen.tobytes())
     for other in (signature(HOST), signature(options=(1.0, None)), signature(options=(1, 0))):
         assert other not in (signature(), None)
 
