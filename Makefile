@@ -326,5 +326,5 @@ build/editable/.made: $(STAMP)
 # --- housekeeping ----------------------------------------------------------------------------
 
 clean: ## remove .venv, caches and build products
-	rm -rf $(VENV) .venv-* build dist testbed/build testbed/*.egg-info docs/generated demo.png spike_guard.png .pytest_cache .hypothesis .mypy_cache .ruff_cache
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) .venv-* build dist testbed/build testbed/*.egg-info docs/generated demo.png spike_guard.png .hypothesis .mypy_cache .ruff_cache
+	find . \( -name __pycache__ -o -name .pytest_cache \) -type d -prune -exec rm -rf {} +
