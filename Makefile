@@ -14,7 +14,7 @@ ON_ALL_CORES := -q -j 0 -x '/tests?/'
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo demo-ranks docs docs-look test test-ptx-fast machine-code test-slow lint check check-package \
+.PHONY: help venv demo demo-ranks docs docs-look test test-testbed test-ptx-fast machine-code test-slow lint check check-package \
 	dist clean
 
 help: ## list the targets
@@ -78,9 +78,13 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/mypy
 	$(BIN)/mypy --ignore-missing-imports --allow-subclassing-any --allow-untyped-decorators examples
 
+# A package of its own, which has its own settings for pytest. Nothing installs it: this directory is on the path.
+test-testbed: $(STAMP) ## test the testbed, which runs CUDA without a GPU (1 min)
+	$(PYTEST) testbed/tests
+
 # The PTX that NVRTC compiles from the kernels for one architecture, run on the CPU: testbed/ptx.
 test-ptx-fast: $(STAMP) ## run every kernel's compiled code in every dtype, on the CPU (3 min)
-	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' testbed/tests tests/ptx tests/values/test_golden.py
+	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' tests/ptx tests/values/test_golden.py
 
 # RECORD=1 writes tests/machine_code/*.csv; state the benefit of the change in the commit.
 machine-code: $(STAMP) .venv-nvrtc13/.installed ## compare the kernels' machine code with the recorded tables (3 min)
@@ -95,7 +99,7 @@ check-package: $(STAMP) .venv-package/.installed ## test the release as users in
 dist: .venv-package/.installed ## build the sdist and the wheel that `make check-package` tests
 	.venv-package/bin/python -m build --no-isolation --outdir dist .
 
-check: lint check-package test test-ptx-fast machine-code test-slow ## lint and all tests
+check: lint check-package test test-testbed test-ptx-fast machine-code test-slow ## lint and all tests
 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Packages that cannot share an environment are in separate ones: .venv-NAME.
@@ -322,5 +326,5 @@ build/editable/.made: $(STAMP)
 # --- housekeeping ----------------------------------------------------------------------------
 
 clean: ## remove .venv, caches and build products
-	rm -rf $(VENV) .venv-* build dist docs/generated demo.png spike_guard.png .pytest_cache .hypothesis .mypy_cache .ruff_cache
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) .venv-* build dist testbed/build testbed/*.egg-info docs/generated demo.png spike_guard.png .hypothesis .mypy_cache .ruff_cache
+	find . \( -name __pycache__ -o -name .pytest_cache \) -type d -prune -exec rm -rf {} +

@@ -7,6 +7,7 @@ environments of its own, in a temporary folder, and prints what it has checked.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -87,6 +88,7 @@ def main() -> None:
         check("with compiled code", partial(with_compiled_code, folder / "compiled", compiled))
         newest = folder / f"{list(pythons)[-1]}-highest"
         check("the sdist's tests", partial(tests_of, sdist, newest, folder))
+        check("the testbed alone", partial(testbed, folder / "testbed"))
         check("workflows", workflows)
         check("pyright", pyright)
         check("sp-repo-review", repo_review)
@@ -241,6 +243,17 @@ def tests_of(sdist, place, folder):
     root = folder / sdist.name.removesuffix(".tar.gz")
     command = [place / "bin/python", "-m", "pytest", "-q", "-m", "not slow and not ptx", *OF_FILES]
     return run(*command, cwd=root).strip().splitlines()[-1]
+
+
+def testbed(place):
+    """Its wheel runs kernels where neither gradkit nor its own source is."""
+    uv("venv", "--python", sys.executable, place)
+    ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+    source = shutil.copytree(ROOT / "testbed", place / "source", ignore=ignored)
+    uv("pip", "install", "--python", place / "bin/python", source, "pytest")
+    tests = (source / "tests").rename(place / "tests")
+    command = [place / "bin/python", "-m", "pytest", "-qx", "-c", source / "pyproject.toml"]
+    return run(*command, tests / "emulator/test_kernels.py", cwd=place).strip().splitlines()[-1]
 
 
 def workflows():

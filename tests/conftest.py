@@ -100,7 +100,8 @@ def pytest_testnodedown(node):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Say how much bad input was tried and how much PTX ran, if any did."""
+    """Say why tests were skipped, and how much bad input was tried and PTX ran, if any did."""
+    _report_skips(terminalreporter)
     if ARCHITECTURE:
         _report_ptx(terminalreporter)
     table = sys.modules.get("tests.bad_input")
@@ -108,6 +109,13 @@ def pytest_terminal_summary(terminalreporter):
         return
     cells, backends = sum(table.tested.values()), ", ".join(sorted(table.tested))
     terminalreporter.write_line(f"bad input: {len(table.ROWS)} rows, {cells} cells on {backends}")
+
+
+def _report_skips(terminalreporter):
+    """A line for each reason; pytest's own are one for each place in each file."""
+    reasons = [report.longrepr[2] for report in terminalreporter.getreports("skipped")]
+    for reason, count in Counter(reasons).most_common():
+        terminalreporter.write_line(f"skipped, {count}: {reason.removeprefix('Skipped: ')}")
 
 
 _ran: ptx.Coverage = {}  # by workers of pytest-xdist

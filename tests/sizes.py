@@ -105,6 +105,10 @@ def main() -> None:
             f"{folder:10} {code:6} lines of code, {share:5.1%} of them signatures; "
             f"{len(functions)} functions, median {median(functions):.0f}, longest {max(functions)}"
         )
+    sources = [path for path in (ROOT / "kernels").rglob("*") if re.match(r"\.(c|h)", path.suffix)]
+    lines = "\n".join(path.read_text() for path in sources).splitlines()
+    code = sum(not re.match(r"\s*(//|$)", line) for line in lines)
+    print(f"kernels    {code:6} lines of code")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ def compiled(**options):
 
 @pytest.fixture(
     params=[
-        pytest.param(emulated, marks=pytest.mark.emulated, id="emulated"),
-        pytest.param(compiled, marks=pytest.mark.ptx, id="ptx"),
+        pytest.param(emulated, id="emulated"),
+        pytest.param(compiled, id="ptx"),
     ]
 )
 def machine(request):

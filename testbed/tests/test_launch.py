@@ -13,8 +13,8 @@ from testbed.ptx import PtxDevice
 
 @pytest.fixture(
     params=[
-        pytest.param(EmulatedDevice, marks=pytest.mark.emulated, id="emulated"),
-        pytest.param(PtxDevice, marks=pytest.mark.ptx, id="ptx"),
+        pytest.param(EmulatedDevice, id="emulated"),
+        pytest.param(PtxDevice, id="ptx"),
     ]
 )
 def machine(request):
@@ -281,8 +281,6 @@ def test_traffic_counts_each_parameter_and_adds_up(device):
     assert (device.total_traffic.read, device.total_traffic.launches) == (800, 2)
 
 
-@pytest.mark.emulated
-@pytest.mark.slow
 def test_portable_fibers_do_the_same():
     def run(device):
         out = device.xp.empty(100, np.float32)

@@ -143,6 +143,18 @@ def test_dependencies_are_few_and_bounded():
         assert {s.operator for s in requirement.specifier} == {">=", "<"}, requirement
 
 
+def test_environments_of_gradkits_tests_have_what_the_testbed_needs():
+    """They import it from the checkout, and nothing installs it there."""
+    ours, testbed = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        for folder in ("", "testbed")
+    )
+    extras = testbed["optional-dependencies"]
+    needed = {*testbed["dependencies"], *extras["nvidia"], *extras["test"]}
+    needed.remove("gradkit-testbed[nvidia]")
+    assert needed <= {*ours["dependencies"], *ours["optional-dependencies"]["test"]}
+
+
 def test_messages_name_no_package_that_nobody_has_published():
     """Until gradkit is on an index, its own name there could be anybody's."""
     for path in sorted((ROOT / "gradkit").rglob("*.py")):

@@ -17,7 +17,6 @@ from testbed.emulator.compiler import (
 from testbed.emulator.device import EmulatedDevice
 from testbed.emulator.signature import KernelText, find_kernels
 
-pytestmark = pytest.mark.emulated
 ROOT = Path(__file__).parents[3]
 
 
@@ -77,7 +76,6 @@ def test_without_a_compiler(monkeypatch):
         compile_source('extern "C" __global__ void never_compiled_before() {}')
 
 
-@pytest.mark.slow
 def test_processes_that_compile_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     program = """

@@ -9,8 +9,6 @@ import pytest
 from testbed.emulator.device import EmulatedDevice
 from testbed.emulator.faults import EmulatorFault
 
-pytestmark = pytest.mark.emulated
-
 N = 64
 
 

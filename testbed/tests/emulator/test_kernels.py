@@ -2,15 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from testbed.emulator.device import EmulatedDevice
 from testbed.emulator.faults import EmulatorFault
 from testbed.emulator.runtime import SCHEDULES
-
-pytestmark = pytest.mark.emulated
-MANY = settings(deadline=None, max_examples=30, derandomize=True, database=None)
 
 WARP_SUM = """
 __device__ __forceinline__ float warp_sum(float v) {
@@ -64,12 +59,8 @@ def on_every_schedule(run):
     return run(EmulatedDevice())
 
 
-@MANY
-@given(
-    rows=st.integers(1, 7),
-    n=st.sampled_from([1, 31, 32, 33, 127, 128, 129, 300]),
-    sm=st.integers(1, 3),
-)
+@pytest.mark.parametrize(("rows", "sm"), [(1, 1), (2, 3), (5, 2), (7, 3)])
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 127, 128, 129, 300])
 def test_row_loop(rows, n, sm):
     x = (np.arange(rows * n, dtype=np.float32) * 37 % 101).reshape(rows, n)
 
@@ -255,34 +246,33 @@ extern "C" __global__ void shuffles(const TYPE* x, TYPE* out, int operand, int w
 """
 
 
-@MANY
-@given(
-    dtype=st.sampled_from(["float32", "float64", "int32", "uint64"]),
-    operand=st.integers(0, 31),
-    width=st.sampled_from([1, 2, 4, 8, 16, 32]),
-    schedule=st.sampled_from(SCHEDULES),
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        ("float32", "float"),
+        ("float64", "double"),
+        ("int32", "int"),
+        ("uint64", "unsigned long long"),
+    ],
 )
-def test_shuffle_lanes_as_ptx_defines_them(dtype, operand, width, schedule):
-    names = {
-        "float32": "float",
-        "float64": "double",
-        "int32": "int",
-        "uint64": "unsigned long long",
-    }
-    device = EmulatedDevice(schedule=schedule)
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
+def test_shuffle_lanes_as_ptx_defines_them(dtype, name, width, device):
     x = np.random.default_rng(1).integers(0, 1 << 30, 32).astype(dtype)
-    out = device.xp.empty((4, 32), dtype)
-    kernel = device.compile(SHUFFLES, (f"-DTYPE={names[dtype]}",)).get_function("shuffles")
-    kernel((1,), (32,), (device.xp.asarray(x), out, np.int32(operand), np.int32(width)))
+    on_device, out = device.xp.asarray(x), device.xp.empty((4, 32), dtype)
+    kernel = device.compile(SHUFFLES, (f"-DTYPE={name}",)).get_function("shuffles")
     lane = np.arange(32)
     first = lane - lane % width
     last = first + width - 1
-    np.testing.assert_array_equal(out[0], x[first + (operand + lane) % width])
-    np.testing.assert_array_equal(out[1], x[np.where(lane - operand < first, lane, lane - operand)])
-    np.testing.assert_array_equal(
-        out[2], x[np.where(lane + operand > last, lane, lane + operand) % 32]
-    )
-    np.testing.assert_array_equal(out[3], x[np.where(lane ^ operand > last, lane, lane ^ operand)])
+    for operand in range(32):
+        kernel((1,), (32,), (on_device, out, np.int32(operand), np.int32(width)))
+        up, down, across = lane - operand, lane + operand, lane ^ operand
+        expected = [
+            x[first + (operand + lane) % width],
+            x[np.where(up < first, lane, up)],
+            x[np.where(down > last, lane, down) % 32],
+            x[np.where(across > last, lane, across)],
+        ]
+        np.testing.assert_array_equal(out, expected)
 
 
 def test_running_ahead_shows_a_missing_trailing_barrier_in_the_values():

@@ -7,8 +7,6 @@ from testbed.emulator.device import EmulatedDevice
 from testbed.emulator.faults import EmulatorFault
 from testbed.emulator.memory import Extent, owner_of, sparse_array
 
-pytestmark = pytest.mark.emulated
-
 IN_PLACE = """
 extern "C" __global__ void both(const float* dy, float* dx, int n) {
   for (int i = threadIdx.x; i < n; i += blockDim.x) dx[i] = dy[SHIFT] * 2;

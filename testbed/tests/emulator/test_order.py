@@ -6,8 +6,6 @@ import pytest
 from testbed.emulator.device import EmulatedDevice
 from testbed.emulator.faults import EmulatorFault
 
-pytestmark = pytest.mark.emulated
-
 
 def test_half_warps_that_go_their_own_ways(device):
     source = """

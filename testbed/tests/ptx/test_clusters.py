@@ -7,8 +7,6 @@ from testbed.emulator import EmulatorFault
 from testbed.ptx import PtxDevice, UnsupportedPtxError
 from testbed.tests.ptx.programs import kernel
 
-pytestmark = pytest.mark.ptx
-
 SHARED = ".shared .align 16 .b8 buffer[64];"
 START = """
   ld.param.u64 %rd9, [out];

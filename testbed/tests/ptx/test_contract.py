@@ -7,8 +7,6 @@ from testbed.ptx import Module, PtxDevice, contract
 from testbed.ptx.parse import Instruction
 from testbed.tests.ptx.programs import kernel
 
-pytestmark = pytest.mark.ptx
-
 
 def fused(text):
     """The opcodes of a body after contraction, and how many pairs were fused."""

@@ -8,8 +8,6 @@ from testbed.ptx import Executed, Module, PtxDevice, collect, translate
 from testbed.ptx.executed import is_double
 from testbed.tests.ptx.programs import kernel
 
-pytestmark = pytest.mark.ptx
-
 # A thread runs 3 instructions, 5 in each of n turns, of which 2 compute in double precision, then
 # 2 and the ret.
 LOOP = kernel(

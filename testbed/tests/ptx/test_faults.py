@@ -8,8 +8,6 @@ from testbed.emulator.runtime import SCHEDULES
 from testbed.ptx import PtxDevice
 from testbed.tests.ptx.programs import kernel
 
-pytestmark = pytest.mark.ptx
-
 LOAD = "ld.param.u64 %rd0, [x]; cvta.to.global.u64 %rd0, %rd0;"
 INDEX = "mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.s64 %rd1, %rd0, %rd1;"
 SHARED = ".shared .align 16 .b8 buffer[128];"

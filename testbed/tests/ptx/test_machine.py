@@ -9,8 +9,6 @@ from testbed.emulator.runtime import SCHEDULES
 from testbed.ptx import PtxDevice
 from testbed.tests.ptx.programs import HEAD, kernel
 
-pytestmark = pytest.mark.ptx
-
 START = """
   ld.param.u64 %rd0, [x];
   cvta.to.global.u64 %rd0, %rd0;

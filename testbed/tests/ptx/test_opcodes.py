@@ -9,8 +9,6 @@ from testbed.tests.ptx.exact import FORMATS, as_float, decode
 from testbed.tests.ptx.oracles import EXACT, oracle
 from testbed.tests.ptx.programs import SAMPLES, applying, is_nan, kernel, operands
 
-pytestmark = pytest.mark.ptx
-
 
 def run(opcodes, rows):
     """The results of each opcode on its own rows of operands."""

@@ -6,8 +6,6 @@ from testbed.ptx import Module, UnsupportedPtxError, translate
 from testbed.ptx.parse import Address, Immediate, Instruction, Label, Pair, Register, Symbol, Vector
 from testbed.tests.ptx.programs import HEAD, kernel
 
-pytestmark = pytest.mark.ptx
-
 
 def body_of(text, registers=""):
     return Module.of(kernel("k", ("x",), text, registers)).functions["k"].parse().body

@@ -20,8 +20,6 @@ from testbed.ptx.compiler import compile_kernel, compile_module, parameters_of
 from testbed.ptx.module import PtxModule
 from testbed.tests.ptx.programs import HEAD, kernel
 
-pytestmark = pytest.mark.ptx
-
 TWO = """
 struct List { const float* from[2]; int count; };
 extern "C" __global__ void first(const List list, float* __restrict__ out) { *out = list.count; }
