@@ -166,42 +166,6 @@ def test_a_call_that_is_forked_by_a_signal_goes_on_in_both_processes():
     assert output_of(FORKED_IN_A_CALL) == ["3 True"] * 2
 
 
-# One thread calls again and again while another forks.
-FORKED_BESIDE_CALLS = """
-import os, threading, warnings
-warnings.simplefilter("ignore", DeprecationWarning)
-import numpy as np, gradkit
-
-gradkit.set_num_threads(3)
-x = np.random.default_rng(0).standard_normal((3000, 100)).astype(np.float32)
-expected, ended, alike = gradkit.layer_norm(x)[0], threading.Event(), []
-
-def work():
-    return np.array_equal(gradkit.layer_norm(x)[0], expected)
-
-def keep_at_it():
-    while not ended.is_set():
-        alike.append(work())
-
-thread = threading.Thread(target=keep_at_it)
-thread.start()
-for _ in range(30):
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if work() and work() else 1)
-    alike.append(os.waitpid(child, 0)[1] == 0)
-ended.set()
-thread.join()
-print(all(alike))
-"""
-
-
-@pytest.mark.guarantee("Forked")
-@pytest.mark.skipif(sys.platform == "win32", reason="no fork")
-def test_a_fork_beside_calls():
-    assert output_of(FORKED_BESIDE_CALLS) == ["True"]
-
-
 # The main thread ends the interpreter while another one is in a call.
 ENDED_IN_A_CALL = """
 import sys, threading, time
