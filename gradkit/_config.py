@@ -92,13 +92,13 @@ def set_num_threads(count: int) -> None:
     Parameters
     ----------
     count : int
-        At least 1; the calling thread counts. Applies to all later calls, in every thread of
-        the process.
+        From 1 to 4096; the calling thread counts, and no call uses more threads than it has
+        parts for. Applies to all later calls, in every thread of the process.
 
     Raises
     ------
     TypeError, ValueError
-        ``count`` is not an integer, or is less than 1.
+        ``count`` is not an integer, or is not in that range.
 
     References
     ----------
@@ -115,9 +115,10 @@ def set_num_threads(count: int) -> None:
     """
     if isinstance(count, bool) or not hasattr(count, "__index__"):
         raise TypeError(f"count must be an integer, not {type(count).__name__}")
-    if count < 1:
-        raise ValueError(f"count must be at least 1, not {count}")
-    host.use_threads(count.__index__())
+    wanted = count.__index__()
+    if not 1 <= wanted <= threads.MOST:
+        raise ValueError(f"count must be from 1 to {threads.MOST}, not {wanted}")
+    host.use_threads(wanted)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import os
 
+MOST = 4096  # that a call may use
 MOST_BY_DEFAULT = 4  # beyond them memory is the limit
 
 
@@ -18,13 +19,24 @@ def use_workers(count: int) -> None:
 
 def default() -> int:
     """What the environment says, or else what the machine offers."""
-    own = os.environ.get("GRADKIT_NUM_THREADS", "")
-    if own.isdecimal() and int(own):
-        return int(own)
+    own = os.environ.get("GRADKIT_NUM_THREADS", "").strip()
+    count = _number(own)
+    if own and not 0 <= count <= MOST:
+        raise ValueError(
+            f"GRADKIT_NUM_THREADS must be a number from 1 to {MOST}, or 0 for the default, "
+            f"not {own!r}"
+        )
+    if count > 0:
+        return count
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     others = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    limits = (MOST_BY_DEFAULT, cores or 1, int(others) if others.isdecimal() else 0)
-    return min(limit for limit in limits if limit)
+    limits = (MOST_BY_DEFAULT, cores or 1, _number(others))
+    return min(limit for limit in limits if limit > 0)
+
+
+def _number(text: str) -> int:
+    """What a text says, of very large numbers the first digits alone; -1 if it is no number."""
+    return int("0" + text.lstrip("0")[:9]) if text.isdecimal() else -1
 
 
 _workers = default()

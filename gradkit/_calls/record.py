@@ -261,8 +261,8 @@ class Call(Record):
         cls.options = staticmethod(attrgetter(*key))
         own_names = key, tuple(cls.passing), cls.ordered_names
         cls.key_names = *own_names, len(cls.in_place), cls.lists, cls.rare
-        described = (each.name for each in (*cls.in_place, *cls.lists) if each.name in vars(cls))
-        for name in (*cls.result_names, *described):
+        given = {each.name for each in cls.in_place} | {each.name for each in cls.lists}
+        for name in (*cls.result_names, *(given & vars(cls).keys())):
             setattr(cls, name, None)
 
     def described(self, describe: Callable[[str, Any], Described]) -> Self:

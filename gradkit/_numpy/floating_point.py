@@ -1,7 +1,8 @@
 """C's floating-point environment, which is a thread's own.
 
 It says whether subnormal numbers count. XLA and TensorFlow have the processor flush them to zero on
-the threads on which they call Python, and a new thread inherits that from the one that starts it.
+the threads on which they call Python, and so does a thread that loads a library which was compiled
+with ``-ffast-math``. A new thread inherits that from the one that starts it.
 """
 
 import ctypes
@@ -39,6 +40,24 @@ def enter(environment: Environment) -> None:
     """Make it this thread's own; ``None`` changes nothing."""
     if environment is not None:
         _set(environment)
+
+
+def _default() -> Environment:
+    """C's ``FE_DFL_ENV``, whatever this thread has: it may flush subnormal numbers."""
+    own = current()
+    if own is None:
+        return None
+    try:  # on macOS
+        named = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_FE_DFL_ENV"))
+    except ValueError:
+        named = -1
+    _set(ctypes.c_void_p(named))
+    found = current()
+    _set(own)
+    return found
+
+
+DEFAULT = _default()
 
 
 def within(environment: Environment, work: Callable[..., object], *args: Any) -> None:

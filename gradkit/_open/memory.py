@@ -17,6 +17,7 @@ from gradkit._backend import Array
 from gradkit._calls.backend import Backend
 
 _WORK = 100_000  # steps of the exact overlap search before it gives up (microseconds)
+_ANYWHERE = 1 << 40  # an address where that matters not
 Named = Sequence[tuple[str, Array]]
 
 
@@ -36,8 +37,7 @@ def byte_range(backend: Backend, array: Array) -> tuple[int, int]:
 def overlaps_itself(array: Array) -> bool:
     """Whether two elements of the array may share memory (a broadcast view, say).
 
-    Exact for every view that indexing, transposing and broadcasting can make; a window made
-    by hand from strides that interleave without touching counts as overlapping.
+    A search that takes too long, which no view that slicing makes does, counts as overlapping.
     """
     flags = array.flags
     if flags.c_contiguous or flags.f_contiguous or array.size <= 1:
@@ -49,8 +49,18 @@ def overlaps_itself(array: Array) -> bool:
         if length > 1
     ):
         if stride < covered:
-            return True
+            return _meets_itself(array)
         covered += (length - 1) * stride
+    return False
+
+
+def _meets_itself(array: Array) -> bool:
+    """Whether elements share memory whose indices differ: along some axis, 0 and a later one."""
+    whole = np.asarray(_AtAddress(_ANYWHERE, array))
+    for axis, length in enumerate(array.shape):
+        before = (slice(None),) * axis
+        if length > 1 and _share(whole[(*before, slice(1))], whole[(*before, slice(1, None))]):
+            return True
     return False
 
 
@@ -114,10 +124,12 @@ def whole_and_apart(
 
 def overlap(backend: Backend, a: Array, b: Array) -> bool:
     """Whether two arrays share a byte. A search that takes too long counts as sharing."""
-    if not (a.size and b.size):
-        return False
+    return bool(a.size and b.size) and _share(_layout(backend, a), _layout(backend, b))
+
+
+def _share(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     try:
-        return np.shares_memory(_layout(backend, a), _layout(backend, b), max_work=_WORK)  # type: ignore[arg-type]
+        return np.shares_memory(a, b, max_work=_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
@@ -188,9 +200,9 @@ def first_overlap(backend: Backend, arrays: Sequence[Array]) -> tuple[int, int] 
 class _AtAddress:
     """Stands for memory at an address that is never read."""
 
-    def __init__(self, backend: Backend, array: Array):
+    def __init__(self, address: int, array: Array):
         self.__array_interface__ = {
-            "data": (backend.address(array), True),
+            "data": (address, True),
             "shape": array.shape,
             "strides": array.strides,
             "typestr": f"|V{array.itemsize}",
@@ -201,4 +213,4 @@ class _AtAddress:
 def _layout(backend: Backend, array: Array) -> np.ndarray[Any, Any]:
     if isinstance(array, np.ndarray):
         return array
-    return np.asarray(_AtAddress(backend, array))
+    return np.asarray(_AtAddress(backend.address(array), array))

@@ -23,8 +23,6 @@ except ImportError:  # JAX 0.6.0
 
 _DLPACK = DLPack()
 _CPU = 1  # kDLCPU
-# XLA flushes subnormal numbers to zero on its threads, and gradkit does not.
-_ENVIRONMENT = floating_point.current()
 
 
 class ResultShape(NamedTuple):
@@ -129,7 +127,8 @@ def _through_buffers(run: Any, shapes: list[Any], given: Any, how: dict[str, Any
         kind, device = device_of(outs[0])
         if kind == _CPU:
             arrays = [b.__array__() for b in outs], [b.__array__() for b in ins]
-            floating_point.within(_ENVIRONMENT, run, *arrays)
+            # XLA flushes subnormal numbers to zero on its threads.
+            floating_point.within(floating_point.DEFAULT, run, *arrays)
             return
         pool = cuda.cupy().get_default_memory_pool()
         with cuda.on_stream(device, context.stream, pool.malloc):
@@ -148,7 +147,7 @@ def _through_copies(run: Any, shapes: list[Any], given: Any, how: dict[str, Any]
         outs = [np.empty(lead + result.shape, result.dtype) for result in shapes]
         for operand, result in (how["input_output_aliases"] or {}).items():
             outs[result][...] = ins[operand]
-        floating_point.within(_ENVIRONMENT, run, outs, list(ins))
+        floating_point.within(floating_point.DEFAULT, run, outs, list(ins))
         return outs
 
     return jax.pure_callback(callback, shapes, *given, vmap_method=how["vmap_method"])

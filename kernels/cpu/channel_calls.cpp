@@ -1046,15 +1046,21 @@ template <typename A, typename U> bool run_units(Shared<A>& shared) {
     const bool small = shared.of_whole(shared.size) < WORTH_THREADS;
     const i64 samples = shared.layout.samples, each = U::count(shared);
     const bool cut = !small && samples * each < FEW_UNITS;
-    const int threads = small ? 1 : call.threads;
-    const i64 wanted = at_least(threads * ITEMS, shared.size / LARGEST);
+    const int available = small ? 1 : call.threads;
+    const i64 wanted = at_least(available * ITEMS, shared.size / LARGEST);
     std::vector<std::unique_ptr<U>> units;
     std::vector<std::unique_ptr<A[]>> scratch;
-    for (int slot = 0; slot < (cut ? 1 : threads); ++slot) units.emplace_back(new U(shared));
+    units.emplace_back(new U(shared));
+    // Shares of samples, of which each item has some units of a sample: their sums are its own.
+    const i64 worth = at_least(shared.size / shared.shares / ITEM, 1);
+    const i64 most = at_least(wanted / shared.shares, 1);
+    const i64 ranges = at_most(at_most(each, worth), most);
+    const i64 items = cut ? at_most(units[0]->pieces, wanted) : shared.shares * ranges;
+    const int threads = static_cast<int>(at_most(available, at_least(items, 1)));
+    for (int slot = 1; !cut && slot < threads; ++slot) units.emplace_back(new U(shared));
     for (int slot = 0; slot < threads; ++slot) scratch.emplace_back(new A[3 * units[0]->room]);
     if (cut) {
         U& unit = *units[0];
-        const i64 items = at_most(unit.pieces, wanted);
         const auto all = [&](auto work) {
             return share(call, items, threads, [&](i64 item, int slot) {
                 const i64 end = unit.pieces * (item + 1) / items;
@@ -1074,11 +1080,7 @@ template <typename A, typename U> bool run_units(Shared<A>& shared) {
         unit.add_samples(0, 0, shared.columns);
         return true;
     }
-    // Shares of samples, of which each item has some units of a sample: their sums are its own.
-    const i64 worth = at_least(shared.size / shared.shares / ITEM, 1);
-    const i64 most = at_least(wanted / shared.shares, 1);
-    const i64 ranges = at_most(at_most(each, worth), most);
-    return share(call, shared.shares * ranges, threads, [&](i64 item, int slot) {
+    return share(call, items, threads, [&](i64 item, int slot) {
         const i64 which = item / ranges, range = item % ranges;
         const i64 first = each * range / ranges, last = each * (range + 1) / ranges;
         const i64 begin = samples * which / shared.shares;

@@ -48,18 +48,21 @@ struct Piece {
 
 class Pieces : public Patient {
 public:
-    Pieces(AddExactly add, int order, int rows, int threads)
-        : Patient(interrupted),
-          sums(static_cast<size_t>(rows) * threads),
-          add_(add),
-          order_(order),
-          rows_(rows) {}
+    Pieces(AddExactly add, int order, int rows)
+        : Patient(interrupted), add_(add), order_(order), rows_(rows) {}
 
     void take(const Gradient& gradient) {
         for (i64 from = 0; from < gradient.count; from += PIECE) {
             const i64 rest = gradient.count - from;
             pieces.push_back({&gradient, from, rest < PIECE ? rest : PIECE});
         }
+    }
+
+    // False if it was given up.
+    bool share(int threads) {
+        const i64 items = static_cast<i64>(pieces.size()), most = items < threads ? items : threads;
+        sums.resize(rows_ * most);
+        return share_out(*this, items, static_cast<int>(most));
     }
 
     void work(i64 item, int slot) override {
@@ -71,7 +74,7 @@ public:
     }
 
     std::vector<Piece> pieces;
-    std::vector<ExactSum> sums;
+    std::vector<ExactSum> sums;  // the rows of each thread
 
 private:
     AddExactly add_;
@@ -84,7 +87,7 @@ void exact_sums(
     nb::list rows, int count, nb::handle out
 ) {
     std::vector<std::unique_ptr<Gradient>> gradients;
-    Pieces pieces(kernel_of(instruction_set), order, count, threads);
+    Pieces pieces(kernel_of(instruction_set), order, count);
     for (size_t k = 0; k < arrays.size(); ++k) {
         const Dtype dtype = static_cast<Dtype>(nb::cast<int>(dtypes[k]));
         gradients.push_back(std::make_unique<Gradient>(arrays[k], dtype, nb::cast<int>(rows[k])));
@@ -94,8 +97,8 @@ void exact_sums(
     if (PyObject_GetBuffer(out.ptr(), &written, PyBUF_WRITABLE)) throw nb::python_error();
     bool done;
     {
-        nb::gil_scoped_release released;
-        done = share_out(pieces, pieces.pieces.size(), threads);
+        const WithoutGil released;
+        done = pieces.share(threads);
     }
     if (!done) {
         PyBuffer_Release(&written);
@@ -104,8 +107,8 @@ void exact_sums(
     double* to = static_cast<double*>(written.buf);
     for (int row = 0; row < count; ++row, to += DIGITS + 1) {
         ExactSum sum = {};
-        for (int slot = 0; slot < threads; ++slot) {
-            const ExactSum& own = pieces.sums[slot * count + row];
+        for (size_t at = row; at < pieces.sums.size(); at += count) {
+            const ExactSum& own = pieces.sums[at];
             for (int digit = 0; digit < DIGITS; ++digit) sum.digits[digit] += own.digits[digit];
             sum.beyond += own.beyond;
         }
@@ -121,4 +124,4 @@ void exact_sums(
 
 }  // namespace
 
-void bind_exact_sums(nb::module_& module) { module.def("exact_sums", &exact_sums); }
+void bind_exact_sums(nb::module_& module) { module.def("exact_sums", Computing<exact_sums>::call); }

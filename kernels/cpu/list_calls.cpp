@@ -127,6 +127,7 @@ public:
                 pieces_.push_back({k, begin, end});
             }
         items_.push_back(static_cast<i64>(pieces_.size()));
+        threads_ = static_cast<int>(at_most(threads_, items_.size()));
         if (!list.strides_.empty())
             scratch_.reset(new char[threads_ * MOST_SIDES * PIECE * sizeof(double)]);
     }
@@ -362,7 +363,7 @@ public:
             elements += units.count * units.size;
             gaps = gaps || !is_gapless(units);
         }
-        threads_ = elements < WORTH_THREADS ? 1 : setting.threads;
+        threads_ = elements < WORTH_THREADS ? 1 : static_cast<int>(at_most(setting.threads, items()));
         if (gaps) scratch_.reset(new char[threads_ * TILE * UNIT_PIECE * sizeof(double)]);
     }
 

@@ -70,7 +70,7 @@ template <typename F> void compute(i64 elements, int threads, bool writes, F run
     }
     bool done = true;
     {
-        nb::gil_scoped_release released;
+        const WithoutGil released;
         done = run(ListSetting{list_kernels(), threads, writes ? nullptr : interrupted});
     }
     if (!done) throw nb::python_error();
@@ -382,17 +382,17 @@ void spike_guard(
 void define_lists(nb::module_& module) {
     const auto n = nb::arg();
     const auto a = nb::arg().none();
-    module.def("norms", &norms, n, n, n, n, n, n, a);
-    module.def("norm_parts", &norm_parts, n, n, n, a, n, n);
-    module.def("stats", &stats);
-    module.def("unit_norms", &unit_norms);
-    module.def("scale", &scale_list);
-    module.def("scale_units", &scale_units);
-    module.def("clamp", &clamp_list);
-    module.def("zero", &zero_list);
-    module.def("accumulate", &accumulate_list, n, n, n, n, n, a, a);
-    module.def("compensate", &compensate_list);
-    module.def("average", &average_list);
-    module.def("accumulate_at_random", &accumulate_list_at_random);
-    module.def("spike_guard", &spike_guard);
+    module.def("norms", Computing<norms>::call, n, n, n, n, n, n, a);
+    module.def("norm_parts", Computing<norm_parts>::call, n, n, n, a, n, n);
+    module.def("stats", Computing<stats>::call);
+    module.def("unit_norms", Computing<unit_norms>::call);
+    module.def("scale", Computing<scale_list>::call);
+    module.def("scale_units", Computing<scale_units>::call);
+    module.def("clamp", Computing<clamp_list>::call);
+    module.def("zero", Computing<zero_list>::call);
+    module.def("accumulate", Computing<accumulate_list>::call, n, n, n, n, n, a, a);
+    module.def("compensate", Computing<compensate_list>::call);
+    module.def("average", Computing<average_list>::call);
+    module.def("accumulate_at_random", Computing<accumulate_list_at_random>::call);
+    module.def("spike_guard", Computing<spike_guard>::call);
 }

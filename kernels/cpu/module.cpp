@@ -129,7 +129,7 @@ template <typename F> void compute(i64 elements, const Memory& data, F run) {
     if (elements < WORTH_RELEASING || !data.of_python()) {
         done = run([] { return false; });
     } else {
-        nb::gil_scoped_release released;
+        const WithoutGil released;
         done = run(interrupted);
     }
     if (!done) throw nb::python_error();
@@ -407,8 +407,12 @@ const ListKernels& list_kernels() { return *chosen.load(std::memory_order_relaxe
 thread_local nb::list* noted = nullptr;
 
 bool interrupted() {
-    nb::gil_scoped_acquire gil;
-    return PyErr_CheckSignals() != 0;
+    return or_wait_for_the_end([] {
+        const PyGILState_STATE before = PyGILState_Ensure();  // nanobind's own guard may not throw
+        const bool raised = PyErr_CheckSignals() != 0;
+        PyGILState_Release(before);
+        return raised;
+    });
 }
 
 NB_MODULE(compiled, module) {

@@ -4,6 +4,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <chrono>
+#include <thread>
+
+#include "environment.h"
 #include "list_calls.h"
 #include "memory.h"
 #include "table.h"
@@ -73,6 +77,41 @@ const ListKernels& list_kernels();
 
 // Whether Python's signal handlers raised: KeyboardInterrupt, say.
 bool interrupted();
+
+// What run() returns, which waits for the GIL. When the interpreter ends, Python before 3.14 unwinds
+// a thread that does so, through frames that other threads work for and destructors that may not
+// throw. Instead, it waits here for the process to end, as it does in later versions.
+template <typename F> auto or_wait_for_the_end(F run) noexcept {
+    try {
+        return run();
+    } catch (...) {
+        for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+}
+
+// Other Python threads may run for as long as this lives.
+class WithoutGil {
+public:
+    WithoutGil() : thread_(PyEval_SaveThread()) {}
+    ~WithoutGil() {
+        or_wait_for_the_end([&] { PyEval_RestoreThread(thread_); });
+    }
+    WithoutGil(const WithoutGil&) = delete;
+    WithoutGil& operator=(const WithoutGil&) = delete;
+
+private:
+    PyThreadState* thread_;
+};
+
+// A function that Python calls, in the floating-point environment that results do not depend on.
+template <auto run> struct Computing;
+
+template <typename... A, void (*run)(A...)> struct Computing<run> {
+    static void call(A... given) {
+        const DefaultEnvironment environment;
+        run(given...);
+    }
+};
 
 void define_lists(nanobind::module_& module);
 void define_overlap(nanobind::module_& module);

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "environment.h"
 #include "memory.h"
 #include "xla_call.h"
 
@@ -97,10 +98,12 @@ template <typename... A, void (*run)(A...)> struct Operation<run> {
     static inline const char* name;
 
     static void call(OfPython<A>... given) {
-        if (noted)
+        if (noted) {
             noted->append(nanobind::make_tuple(name, given...));
-        else
-            run(given...);
+            return;
+        }
+        const DefaultEnvironment environment;
+        run(given...);
     }
 
     static XlaError* xla(XlaFrame* frame) {

@@ -17,7 +17,7 @@ struct Range {
 
 typedef std::vector<Range> Ranges;
 
-// Whether two elements may share memory, as gradkit/_open/memory.py says it.
+// Whether two elements may share memory; a yes may be wrong, and gradkit/_open/memory.py decides then.
 bool overlaps_itself(const Py_buffer& array);
 
 // An array without elements has no range.

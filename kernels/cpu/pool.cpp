@@ -1,20 +1,22 @@
 // The threads wait for work from one call to the next and hold nothing of Python's. A child of a
-// fork has none of its parent's threads, and starts its own.
+// fork has none of its parent's threads, and starts its own. What forks may be a call itself, by a
+// signal handler: in the child, the calling thread does the rest alone.
 
 #include "pool.h"
 
 #include <atomic>
-#include <cfenv>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #ifndef _WIN32
 #include <pthread.h>
 #include <signal.h>
 #endif
+
+#include "environment.h"
 
 namespace {
 
@@ -40,7 +42,7 @@ struct Job {
     int count;
     bool backwards;
     Share share[MOST_SHARES];
-    std::fenv_t environment;  // the caller's: it may flush subnormal numbers to zero
+    std::atomic<bool> alone{false};  // whether only the caller takes further items
     bool given_up = false;
 
     void drain(int slot) {
@@ -49,7 +51,9 @@ struct Job {
 
 private:
     void drain(Share& own, int slot) {
-        for (i64 next; (next = own.next.fetch_add(1, std::memory_order_relaxed)) < own.end;) {
+        while (slot == 0 || !alone.load(std::memory_order_relaxed)) {
+            const i64 next = own.next.fetch_add(1, std::memory_order_relaxed);
+            if (next >= own.end) return;
             items.work(backwards ? own.begin + own.end - 1 - next : next, slot);
             if (slot != 0 || !items.given_up()) continue;
             given_up = true;
@@ -95,6 +99,16 @@ public:
         return true;
     }
 
+    // Around a fork: no thread but a caller's is in the middle of an item, or will begin one.
+    void hold() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        wanted_ = 0;
+        if (job_) job_->alone = true;
+        done_.wait(lock, [&] { return working_ == 0; });
+        lock.release();
+    }
+    void let_go() { mutex_.unlock(); }
+
 private:
     void start(int helpers) {
 #ifndef _WIN32
@@ -106,7 +120,7 @@ private:
         try {
             for (; started_ < helpers; ++started_)
                 std::thread([this, slot = started_ + 1] { wait_for_work(slot); }).detach();
-        } catch (const std::system_error&) {  // no more threads
+        } catch (const std::exception&) {  // no more threads, or no memory for one
         }
 #ifndef _WIN32
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -114,6 +128,7 @@ private:
     }
 
     [[noreturn]] void wait_for_work(int slot) {
+        const DefaultEnvironment environment;
         std::unique_lock<std::mutex> lock(mutex_);
         for (unsigned long long seen = 0;;) {
             lock.unlock();
@@ -124,7 +139,6 @@ private:
             Job& job = *job_;
             ++working_;
             lock.unlock();
-            std::fesetenv(&job.environment);
             job.drain(slot);
             lock.lock();
             if (--working_ == 0) done_.notify_all();
@@ -153,7 +167,21 @@ Pool& current() {
 }
 
 #ifndef _WIN32
-const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
+thread_local Pool* held = nullptr;  // by a fork of this thread
+
+const int registered = pthread_atfork(
+    [] {
+        held = pool.load();
+        if (held) held->hold();
+    },
+    [] {
+        if (held) held->let_go();
+    },
+    [] {
+        if (held) held->let_go();
+        pool.store(nullptr);
+    }
+);
 #endif
 
 }  // namespace
@@ -164,9 +192,8 @@ bool share_out(Items& items, i64 count, int threads, bool backwards) {
     Job job(items, count, shares, backwards);
     if (shares == 1) {
         job.drain(0);
-    } else {
-        std::fegetenv(&job.environment);
-        if (!current().run(job, static_cast<int>(most) - 1)) job.drain(0);
+    } else if (!current().run(job, static_cast<int>(most) - 1)) {
+        job.drain(0);
     }
     return !job.given_up;
 }

@@ -16,9 +16,10 @@ namespace {
 
 using namespace plain;
 
-// Elements of a call from which on threads are worth being woken, and of a piece, at least and at
-// most; so many pieces for a thread, so that it reads on where it is.
-constexpr i64 WORTH_THREADS = 1 << 16, PIECE = 1 << 14, LARGEST = 1 << 20, PIECES = 8;
+// Elements of a call from which on threads are worth being woken, and of a thread at least; of a piece,
+// at least and at most; so many pieces for a thread, so that it reads on where it is.
+constexpr i64 WORTH_THREADS = 1 << 16, LEAST_OF_THREAD = 1 << 12;
+constexpr i64 PIECE = 1 << 14, LARGEST = 1 << 20, PIECES = 8;
 // Shares of a gradient, each with sums of its own in float64: at most so many, of so many elements
 // at least, and all of them no longer than that.
 constexpr i64 MOST_SHARES = 32, LEAST_SHARE = 1 << 14, SHARES_LENGTH = 1 << 18;
@@ -53,7 +54,7 @@ public:
     Call(const Setting& setting, Rows& rows)
         : setting(setting),
           kernels(setting.kernels[rows.dtype == F64]),
-          threads(setting.rows * rows.width < WORTH_THREADS ? 1 : setting.threads),
+          threads(threads_for(setting, setting.rows * rows.width)),
           rows_(rows),
           scratch_bytes_(parts_of(window(rows) * ROOMS * sizeof(double), 64) * 64),
           scratch_(memory(threads * scratch_bytes_)) {
@@ -90,6 +91,11 @@ protected:
     const int threads;
 
 private:
+    static int threads_for(const Setting& setting, i64 elements) {
+        if (elements < WORTH_THREADS) return 1;
+        return static_cast<int>(at_most(setting.threads, elements / LEAST_OF_THREAD));
+    }
+
     // Whether the scale can be read where it lies.
     static bool is_there(const Rows& rows) {
         const Parameter& scale = rows.scale;

@@ -11,14 +11,6 @@ constexpr int XLA_F16 = 10, XLA_F32 = 11, XLA_F64 = 12, XLA_BF16 = 16;
 
 std::atomic<int> threads{-1};
 
-std::fenv_t environment_at_import() {
-    std::fenv_t found;
-    std::fegetenv(&found);
-    return found;
-}
-
-const std::fenv_t environment = environment_at_import();
-
 // In bytes, of the dtypes that gradkit.jax gives; PRED is 1, and U32 is 8.
 i64 itemsize_of(int dtype) {
     switch (dtype) {
@@ -35,13 +27,6 @@ i64 itemsize_of(int dtype) {
 void use_threads(int count) { threads.store(count); }
 
 int threads_to_use() { return threads.load(); }
-
-OwnEnvironment::OwnEnvironment() {
-    std::fegetenv(&xlas_);
-    std::fesetenv(&environment);
-}
-
-OwnEnvironment::~OwnEnvironment() { std::fesetenv(&xlas_); }
 
 XlaCall::XlaCall(const XlaFrame& frame) : frame_(frame) {
     const XlaBuffer& whole = buffer(operands());

@@ -2,28 +2,15 @@
 
 #pragma once
 
-#include <cfenv>
 #include <exception>
 
 #include "arrays.h"
+#include "environment.h"
 #include "xla.h"
 
 // How many threads a call of XLA's may use.
 void use_threads(int count);
 int threads_to_use();
-
-// The floating-point environment in which gradkit was imported, for as long as this lives: XLA's
-// threads flush subnormal numbers to zero.
-class OwnEnvironment {
-public:
-    OwnEnvironment();
-    ~OwnEnvironment();
-    OwnEnvironment(const OwnEnvironment&) = delete;
-    OwnEnvironment& operator=(const OwnEnvironment&) = delete;
-
-private:
-    std::fenv_t xlas_;
-};
 
 // Operands and then results, without gaps in C order, and attributes, which are numbers. "axes" has
 // the number of axes of each array; what it has in front of them counts examples. If "together" has
@@ -69,7 +56,7 @@ XlaError* error_of(const XlaFrame& frame, const char* message);
 template <typename F> XlaError* on_each_example(XlaFrame* frame, F run) {
     if (says_version(*frame)) return nullptr;
     try {
-        const OwnEnvironment environment;
+        const DefaultEnvironment environment;
         for (XlaCall call(*frame); call.next();) run(call);
     } catch (const std::exception& error) {
         return error_of(*frame, error.what());

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gradkit
@@ -54,6 +54,48 @@ def test_a_range_ends_with_the_last_element(array):
     low, high = memory.byte_range(HOST, array)
     assert (low, high) == np.lib.array_utils.byte_bounds(array) if array.size else low == high
     assert memory.byte_range(DEVICE, OnDevice(array)) == (low, high)
+
+
+@st.composite
+def lattices(draw):
+    """Windows by any lengths and strides, in bytes, that need not be multiples of an element's."""
+    dtype = np.dtype(draw(st.sampled_from((np.uint8, np.float16, np.float32))))
+    ndim = draw(st.integers(1, 4))
+    shape = draw(st.lists(st.integers(0, 5), min_size=ndim, max_size=ndim))
+    unit = draw(st.sampled_from((1, dtype.itemsize)))
+    steps = st.integers(-12, 12).map(lambda step: unit * step)
+    strides = draw(st.lists(steps, min_size=ndim, max_size=ndim))
+    return np.lib.stride_tricks.as_strided(np.zeros(1000, dtype)[500:], shape, strides)
+
+
+@settings(max_examples=500)
+@given(array=lattices())
+def test_an_array_overlaps_itself_if_an_element_shares_a_byte_with_another(array):
+    size = array.itemsize
+    axes = zip(array.strides, array.shape, strict=True)
+    steps = [[stride * index for index in range(length)] for stride, length in axes]
+    offsets = list(map(sum, itertools.product(*steps)))
+    taken = {offset + byte for offset in offsets for byte in range(size)}
+    overlaps = len(taken) < size * len(offsets)
+    assert memory.overlaps_itself(array) == overlaps
+    assert memory.overlaps_itself(OnDevice(array)) == overlaps
+    if COMPILED is not None and COMPILED.apart([array], []):  # a quick look
+        assert not overlaps
+
+
+def test_interleaved_windows_are_written_element_by_element():
+    """As slicing cannot make them: the elements of each axis lie between those of the other."""
+    room = np.zeros(40)
+    window = np.lib.stride_tricks.as_strided(room, (3, 4), (8 * 4, 8 * 3))
+    values = np.arange(1.0, 13).reshape(3, 4)
+    assert gradkit.accumulate_grad(window, values) is window
+    np.testing.assert_array_equal(window, values)
+    assert np.count_nonzero(room) == 12
+    too_hard = np.lib.stride_tricks.as_strided(
+        np.zeros(1), (50,) * 8, [8 * k for k in (9973, 9967, 9949, 9941, 9931, 9929, 9923, 9907)]
+    )
+    with pytest.raises(ValueError, match="overlaps itself"):
+        memory.writable(too_hard, "buffer", "pass a copy")
 
 
 @given(a=views(), b=views())

@@ -1,5 +1,6 @@
 """The compiled CPU backend: the same bits on any number of threads and any instruction set."""
 
+import math
 import multiprocessing
 import os
 import platform
@@ -260,12 +261,35 @@ def test_sums_are_rounded_to_16_bits_once(dtype):
     platform.machine() != "x86_64" or floating_point.current() is None,
     reason="where the flag is, is known on x86-64 alone",
 )
-def test_threads_take_subnormal_numbers_as_their_caller_does():
+@pytest.mark.parametrize("size", [16, 1 << 20])  # on one thread, and on four
+def test_subnormal_numbers_count_whatever_the_calling_thread_does(size):
+    """In each family of operations; afterwards that thread does what it did."""
     gradkit.set_num_threads(4)
-    x = np.full((4096, 64), 2e-39, np.float32)  # sums of which are subnormal, too
+    x = np.full((size // 4, 4), 2e-39, np.float32)
+    images, ones, zeros = x.reshape(4, 4, -1), np.ones(4, np.float32), np.zeros(4, np.float32)
+    norm, two = 2e-39 * math.sqrt(size), 2 * x[0, 0]
+
+    def work():
+        flushes.append(bool(x[:1, :1].copy() * ones[:1] == 0))
+        added = gradkit.add_rms_norm(x, x)[1]
+        y = gradkit.batch_norm_inference(images, ones, None, zeros, ones, eps=0)
+        total = gradkit.accumulate_grad(x.copy(), x)
+        norms = [gradkit.grad_norm([x], exact=exact) for exact in (False, True)]
+        scaled = gradkit.clip_by_global_norm([x], norm / 2, eps=0)[0][0]
+        guard = gradkit.spike_guard_update(np.array([0, 0, 0.0]), 5e-324)[0]
+        flushes.append(bool(x[:1, :1].copy() * ones[:1] == 0))
+        return added, y, total, norms, scaled, guard
+
     for flush in (True, False, True):
-        s = flushing(flush, gradkit.add_rms_norm, x, x)[1]
-        assert (s == 0).all() if flush else (s != 0).all()
+        flushes = []
+        added, y, total, norms, scaled, guard = flushing(flush, work)
+        assert flushes == [flush, flush]
+        assert (added == two).all()
+        assert (total == two).all()
+        assert (y == x[0, 0]).all()
+        assert (scaled == x[0, 0] / 2).all()
+        assert np.allclose(norms, norm, rtol=1e-6, atol=0)
+        assert guard[1] == 5e-324
 
 
 def test_eight_threads_at_once():
@@ -320,6 +344,35 @@ print([blocked(task) & bits == bits for task in started], blocked(own[0]) & bits
 def test_threads_take_no_signals_and_no_part_in_calls_of_fewer():
     """A handler may be another library's, which expects its own threads, not ours."""
     assert in_a_process(LEFT_ALONE).stdout == "True\n[True, True] 0\n"
+
+
+PARTS = """
+import os, resource, numpy as np, gradkit
+x = np.random.default_rng(0).standard_normal((1 << 18,), np.float32)
+channels, rows, gaps = np.ones(8, np.float32), x.reshape(8, -1), x.reshape(512, -1)[:, :-1]
+y, mean, inv_std = gradkit.batch_norm(x.reshape(4, 8, -1))
+def work():
+    yield gradkit.grad_norm([x] * 4)
+    yield gradkit.grad_norm([gaps] * 5)
+    yield gradkit.grad_norm([np.ones(1, np.float32)] * 2, exact=True)
+    yield from gradkit.clip_by_block_norm([gaps] * 2, 1.0, axis=0)[0]
+    yield from gradkit.layer_norm_grad(rows, rows, None, *gradkit.layer_norm(rows)[1:])
+    for images in x.reshape(4, 8, -1), x.reshape(256, 8, -1), x.reshape(-1, 8):
+        yield from gradkit.batch_norm_grad(images, images, channels, mean, inv_std)
+results = lambda: [np.asarray(each).tobytes() for each in work()]
+gradkit.set_num_threads(1)
+expected = results()
+pages = int(open("/proc/self/statm").read().split()[0]) + (1 << 18)
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
+gradkit.set_num_threads(4096)
+print(results() == expected, len(os.listdir("/proc/self/task")) <= 128)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's threads")
+def test_no_more_threads_than_a_call_has_parts():
+    """Nor memory for them: there is one GiB for all."""
+    assert in_a_process(PARTS).stdout == "True True\n"
 
 
 MANY = """

@@ -12,6 +12,7 @@ from tests import strategies as draw_
 from tests.operations import OPERATIONS, drawn
 from tests.tolerances import assert_all_same_bits
 
+COMPILED = gradkit.show_config("dicts")["backends"]["compiled"]["available"]
 X = draw_.values((600, 1100), "float32", 1)  # large enough for every strip to have a thread
 DY = draw_.values((600, 1100), "float32", 2)
 SCALE = draw_.values((1100,), "float32", 3)
@@ -101,11 +102,14 @@ import os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # that forking with threads may deadlock
 import numpy as np, gradkit
 
+gradkit.set_num_threads(3)
+started = lambda: len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0
 x = np.random.default_rng(0).standard_normal((600, 1100)).astype(np.float32)
 before = gradkit.layer_norm(x)[0], gradkit.grad_norm(x)  # the pool has threads now
 child = os.fork()
 if child == 0:
     after = gradkit.layer_norm(x)[0], gradkit.grad_norm(x)
+    print(started(), flush=True)
     os._exit(0 if all(map(np.array_equal, before, after)) else 1)
 _, status = os.waitpid(child, 0)
 after = gradkit.layer_norm(x)[0], gradkit.grad_norm(x)
@@ -116,7 +120,88 @@ print(os.waitstatus_to_exitcode(status), all(map(np.array_equal, before, after))
 @pytest.mark.guarantee("Forked", "a forked child")
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 def test_a_forked_child_computes():
-    """It inherits the pool's bookkeeping and none of its threads, and must not wait for them."""
-    command = [sys.executable, "-c", CHILD]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert found.stdout == "0 True\n", found.stderr
+    """It inherits the pool's bookkeeping and none of its threads, and starts as many of its own."""
+    started = "0" if sys.platform != "linux" else "3" if COMPILED else "1"
+    assert output_of(CHILD) == [started, "0 True"]
+
+
+# A signal's handler forks in the middle of a call, which goes on in both processes.
+FORKED_IN_A_CALL = """
+import os, signal, sys, time
+import numpy as np, gradkit
+
+gradkit.set_num_threads(3)
+x = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32)
+work = lambda: gradkit.grad_norm([x] * 20, 3.0)
+expected, children, forked = work(), [], []
+
+def fork(*_):
+    forked.append(time.perf_counter())
+    children.append(os.fork())
+
+signal.signal(signal.SIGALRM, fork)
+for _ in range(2):
+    while True:  # until the handler runs long before the call ends
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        begin, found = time.perf_counter(), work()
+        end = time.perf_counter()
+        while not forked:
+            time.sleep(0.001)
+        at, child = forked.pop(), children.pop()
+        if child == 0:
+            alike = found == expected == work()
+            os._exit(len(os.listdir("/proc/self/task")) if alike else 99)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if at < begin + (end - begin) / 2:
+            break
+    print(status, found == expected)
+"""
+
+
+@pytest.mark.guarantee("Forked")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's threads")
+@pytest.mark.skipif(not COMPILED, reason="NumPy's calls are on one thread")
+def test_a_call_that_is_forked_by_a_signal_goes_on_in_both_processes():
+    """What the other threads were at is done before the fork: the child has none of them."""
+    assert output_of(FORKED_IN_A_CALL) == ["3 True"] * 2
+
+
+# The main thread ends the interpreter while another one is in a call.
+ENDED_IN_A_CALL = """
+import sys, threading, time
+import numpy as np, gradkit
+
+gradkit.set_num_threads(2)
+x = np.random.default_rng(0).standard_normal((1 << 10, 1 << 11)).astype(np.float32)
+calls = {{
+    "lists": lambda: gradkit.grad_norm([x, x]),
+    "written lists": lambda: gradkit.scale_grads([x], 0.5),
+    "exact sums": lambda: gradkit.grad_norm([x], exact=True),
+    "rows": lambda: gradkit.rms_norm(x),
+    "channels": lambda: gradkit.batch_norm(x.reshape(32, 64, 32, 32)),
+}}
+
+def work():
+    while True:
+        calls[{kind!r}]()
+
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.05)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.guarantee("no more threads, or interpreter exit")
+@pytest.mark.parametrize("kind", ["lists", "written lists", "exact sums", "rows", "channels"])
+def test_a_daemon_thread_in_a_call_when_the_interpreter_ends(kind):
+    """Python before 3.14 unwinds a thread that asks for the GIL then, which aborted."""
+    for _ in range(3):
+        assert output_of(ENDED_IN_A_CALL.format(kind=kind)) == ["done"]
+
+
+def output_of(program):
+    """The lines that a program prints in a process of its own, which ends well and in time."""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

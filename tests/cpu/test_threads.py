@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import gradkit
@@ -41,6 +42,8 @@ def test_the_environment_chooses():
     assert in_a_process(GRADKIT_NUM_THREADS="7", OMP_NUM_THREADS="1") == 7
     assert in_a_process(GRADKIT_NUM_THREADS="0") == default
     assert in_a_process(GRADKIT_NUM_THREADS="") == default
+    assert in_a_process(GRADKIT_NUM_THREADS=" 4096 ") == 4096
+    assert in_a_process(OMP_NUM_THREADS="9" * 5000) == default
 
 
 def test_no_more_than_openmp_may_have(monkeypatch):
@@ -64,9 +67,24 @@ def flushing(flush, function, *args):
 
 
 def test_what_it_refuses():
-    for count in (0, -1):
-        with pytest.raises(ValueError, match=f"count must be at least 1, not {count}"):
+    """A number that is refused is not kept, and calls go on as before."""
+    gradkit.set_num_threads(3)
+    for count in (0, -1, 4097, 2**31 - 1, 2**31, 2**40, -(2**40), np.int64(5000)):
+        with pytest.raises(ValueError, match=f"count must be from 1 to 4096, not {count}"):
             gradkit.set_num_threads(count)
     for count in (1.0, "2", None, True):
         with pytest.raises(TypeError, match="count must be an integer"):
             gradkit.set_num_threads(count)
+    assert gradkit.get_num_threads() == 3
+    assert float(gradkit.grad_norm(np.full(1 << 20, 2.0, np.float32))) == 2048
+
+
+def test_what_the_environment_may_not_say(monkeypatch):
+    for said in ("4097", "99999999999", "9" * 5000, "-1", "1.5", "many"):
+        monkeypatch.setenv("GRADKIT_NUM_THREADS", said)
+        message = f"GRADKIT_NUM_THREADS must be a number from 1 to 4096, .*, not '{said}'"
+        with pytest.raises(ValueError, match=message):
+            threads.default()
+    for said in ("4096", "0" * 5000 + "4096"):
+        monkeypatch.setenv("GRADKIT_NUM_THREADS", said)
+        assert threads.default() == 4096

@@ -1,5 +1,6 @@
 """Subnormal numbers, which XLA flushes to zero, count in ``gradkit.jax`` as they do outside."""
 
+import platform
 import textwrap
 from functools import partial
 
@@ -11,7 +12,6 @@ from jax.experimental.buffer_callback import buffer_callback
 import gradkit
 import gradkit.jax
 from gradkit._numpy import floating_point
-from gradkit.jax import _callbacks
 from tests.tolerances import assert_all_same_bits, assert_same_bits
 
 TINY = np.arange(24, dtype=np.float32).reshape(4, 6) * np.float32(1e-40)
@@ -68,7 +68,7 @@ def test_xla_finds_its_own_settings_again(fails):
     def callback(context, out, x):  # noqa: ARG001
         seen.append(flushes())
         try:
-            floating_point.within(_callbacks._ENVIRONMENT, run)
+            floating_point.within(floating_point.DEFAULT, run)
         except ValueError:
             assert fails
         seen.append(flushes())
@@ -78,6 +78,30 @@ def test_xla_finds_its_own_settings_again(fails):
     jax.block_until_ready(jax.jit(call)(np.ones(3, np.float32)))
     assert seen == [True, False, True]
     assert not flushes()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="where the flags are, is known there")
+@pytest.mark.parametrize("which", ["compiled", "numpy"])
+def test_importing_where_they_are_flushed_changes_nothing(run_alone, which):
+    """As where a library was loaded that was compiled with -ffast-math; it rounds upwards, too."""
+    program = """
+    import ctypes, jax, numpy as np
+    tiny, x = np.full(1000, 1e-40, np.float32), np.linspace(1, 2, 24, dtype='f').reshape(4, 6)
+    environment = (ctypes.c_uint32 * 32)()
+    ctypes.pythonapi.fegetenv(environment)
+    environment[7] |= 0x8040 | 0x4000  # flushes to zero, and rounds upwards
+    ctypes.pythonapi.fesetenv(environment)
+    import gradkit, gradkit.jax
+    def found():
+        rows = jax.jit(gradkit.jax.rms_norm)(x)
+        return [*map(np.asarray, (jax.jit(gradkit.jax.grad_norm)(tiny), rows))]
+    flushed, flushes = found(), np.float32(1e-40) * np.float32(1) == 0
+    environment[7] &= ~(0x8040 | 0x6000)
+    ctypes.pythonapi.fesetenv(environment)
+    right, alike = abs(flushed[0] / 3.162e-39 - 1) < 1e-3, map(np.array_equal, flushed, found())
+    print(flushes, right, all(alike))
+    """
+    assert run_alone(program, GRADKIT_CPU=which) == "True True True\n"
 
 
 def test_threads_that_begin_inside_of_jax_keep_them(run_alone):

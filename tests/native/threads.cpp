@@ -3,11 +3,25 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <new>
 #include <thread>
 #include <vector>
 
+#include <signal.h>
+
 #include "pool.h"
 #include "row_calls.h"
+
+static thread_local int failures = 0;  // of the next requests for memory
+
+void* operator new(size_t size) {
+    void* const memory = failures > 0 && failures-- ? nullptr : std::malloc(size);
+    if (!memory) throw std::bad_alloc();
+    return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -33,6 +47,20 @@ struct Counted : Items {
     std::atomic<int> own{0};
     int limit = 0;
 };
+
+// The first calls of all: the pool has one thread.
+void no_memory_for_a_thread() {
+    for (int turn = 0; turn < 3; ++turn) {
+        Counted items(100);
+        if (turn) failures = 1;
+        check(share_out(items, 100, turn + 2), "finished without memory for a thread");
+        check(failures == 0, "asked for memory");
+        for (int times : items.times) check(times == 1, "once without memory for a thread");
+        sigset_t blocked;
+        pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+        check(!sigismember(&blocked, SIGINT), "signals arrive");
+    }
+}
 
 void every_item_is_worked_on_once() {
     for (int turn = 0; turn < 300; ++turn) {
@@ -127,6 +155,7 @@ void calls_at_once() {
 }  // namespace
 
 int main() {
+    no_memory_for_a_thread();
     every_item_is_worked_on_once();
     a_call_that_is_given_up_ends();
     threads_change_no_bit(700, 130);
