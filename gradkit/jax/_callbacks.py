@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from gradkit._arrays import cuda
 from gradkit._arrays.dlpack import DLPack, device_of
@@ -20,6 +22,10 @@ try:
     from jax.experimental.buffer_callback import buffer_callback
 except ImportError:  # JAX 0.6.0
     buffer_callback = None
+try:
+    from jax.sharding import reshard as _reshard
+except ImportError:
+    from jax.experimental.shard import reshard as _reshard
 
 _DLPACK = DLPack()
 _CPU = 1  # kDLCPU
@@ -28,11 +34,16 @@ _ENVIRONMENT = floating_point.current()
 
 
 class ResultShape(NamedTuple):
-    """A result of a callback. ``same_on``: axes of devices on all of which it is the same."""
+    """A result of a callback.
+
+    ``same_on``: axes of devices on all of which it is the same. ``sharding``: how it is spread over
+    a mesh on which that is a part of its type.
+    """
 
     shape: Shape
     dtype: np.dtype[Any]
     same_on: frozenset[Any] = frozenset()
+    sharding: Any = None
 
 
 def call(
@@ -54,6 +65,8 @@ def call(
     """
     present = [k for k, operand in enumerate(operands) if operand is not None]
     given = [operands[k] for k in present]
+    whole = whole_on(*given)  # XLA knows nothing of what calls do with parts
+    given = [place(operand, whole) for operand in given]
     taken = {present.index(k): result for k, result in (reuse or {}).items()}
     ndim = given[0].ndim
     alike = None if shared is None else {present.index(k) for k in shared if k in present}
@@ -89,7 +102,7 @@ def call(
 
     axes = varying(*given)
     return [
-        vary(array, axes - result.same_on)
+        place(vary(array, axes - result.same_on), result.sharding or whole)
         for array, result in zip(called(*given), results, strict=True)
     ]
 
@@ -162,6 +175,38 @@ def axes_of(axis_name: Any) -> frozenset[Any]:
     if axis_name is None:
         return frozenset()
     return frozenset(axis_name if isinstance(axis_name, tuple) else (axis_name,))
+
+
+def sharding_of(value: Any) -> Any:
+    """How a value is spread over a mesh, if its type says that; else ``None``.
+
+    It does if axes of the mesh are explicit, as ``jax.make_mesh`` makes them. A partial sum on each
+    device is taken for the sum.
+    """
+    sharding = getattr(jax.typeof(value), "sharding", None)
+    if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types:
+        return None
+    return NamedSharding(sharding.mesh, P(*getattr(sharding.spec, "partitions", sharding.spec)))
+
+
+def place(value: Any, sharding: Any) -> Any:
+    """The same value, spread like one whose ``sharding_of`` this is."""
+    return value if sharding is None else _reshard(value, sharding)
+
+
+def place_alike(*values: Any) -> list[Any]:
+    """All values, spread like the first."""
+    sharding = None if values[0] is None else sharding_of(values[0])
+    return [None if value is None else place(value, sharding) for value in values]
+
+
+def whole_on(*values: Any) -> Any:
+    """The sharding of what is whole on each device of these values' mesh, if types have one."""
+    for value in values:
+        sharding = sharding_of(value)
+        if sharding is not None:
+            return NamedSharding(sharding.mesh, P())
+    return None
 
 
 def varying(*values: Any) -> frozenset[Any]:

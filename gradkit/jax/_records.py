@@ -8,11 +8,12 @@ from typing import Any, Generic, ParamSpec, cast
 import jax
 import jax.numpy as jnp
 
+from gradkit._backend import Shape
 from gradkit._calls import checks, roles
 from gradkit._calls.layouts import GroupLayout
 from gradkit._calls.record import Call, Described
 from gradkit._open.dispatch import write
-from gradkit.jax._callbacks import ResultShape, call, vary_alike
+from gradkit.jax._callbacks import ResultShape, call, place_alike, sharding_of, vary_alike
 from gradkit.jax._compiled import compiled_call
 
 _ONCE = "{} has no second derivative, and none in forward mode: differentiate it once, by jax.grad"
@@ -60,7 +61,7 @@ class TracedNorm(Generic[P]):
 
     def alike(self, given: dict[str, Any]) -> list[Any]:
         """The inputs as arrays that differ between the same devices."""
-        return vary_alike(*given.values())
+        return vary_alike(*spread_alike(given).values())
 
     def forward_pass(self, given: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
         """The results by name."""
@@ -74,6 +75,16 @@ class TracedNorm(Generic[P]):
     def operands(self, found: dict[str, Any]) -> dict[str, Any]:
         """The operands of the gradient."""
         return {argument.name: found.get(argument.name) for argument in self.gradient.arguments}
+
+
+def spread_alike(given: dict[str, Any]) -> dict[str, Any]:
+    """The inputs, each spread over a mesh like the one whose gradient is spread like its own."""
+    data = [name for name in ("x", "residual") if name in given]
+    parameters = [name for name in ("scale", "bias") if name in given]
+    found = dict(given)
+    for names in (data, parameters):
+        found |= zip(names, place_alike(*map(given.get, names)), strict=True)
+    return found
 
 
 def numbers_of(call: Call) -> tuple[tuple[str, Any], ...]:
@@ -101,7 +112,22 @@ def results_of(
     ndim = getattr(described, kind.arguments[0].name).ndim
     options = {n: value - ndim if n in _AXES else value for n, value in plan.options.items()}
     specs = [spec for spec in plan.results if spec is not None]
-    return {spec.name: ResultShape(spec.shape, spec.dtype) for spec in specs}, options
+    results = {
+        spec.name: ResultShape(
+            spec.shape, spec.dtype, sharding=_sharding(spec.name, spec.shape, operands)
+        )
+        for spec in specs
+    }
+    return results, options
+
+
+def _sharding(name: str, shape: Shape, operands: Mapping[str, Any]) -> Any:
+    """How a result is spread over a mesh: as what it is the gradient of, or else as the data."""
+    for own in ("scale" if name == "dbias" else name.removeprefix("d"), "x", "y"):
+        operand = operands.get(own)
+        if operand is not None and operand.shape == shape:
+            return sharding_of(operand)
+    return None
 
 
 def _described(label: str, array: Any) -> Described:

@@ -13,7 +13,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrads
-from gradkit.jax._callbacks import ResultShape, call
+from gradkit.jax._callbacks import ResultShape, call, sharding_of
 from gradkit.jax._compiled import named_call
 from gradkit.jax._numbers import given, read
 
@@ -199,7 +199,7 @@ def _accumulate(
             )
         )
 
-    results = [ResultShape(array.shape, array.dtype) for array in written]
+    results = [ResultShape(a.shape, a.dtype, sharding=sharding_of(a)) for a in written]
     operands = [*written, *added, *(number for number in numbers if number is not None)]
     reuse = {k: k for k in range(len(written))}
     compiled = named_call("accumulate", compensated=[len(beside) > 0]) if seed is None else None

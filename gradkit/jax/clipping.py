@@ -15,7 +15,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import FLOAT64, Array, Views
 from gradkit._calls import checks, lists
 from gradkit._open.dispatch import write
-from gradkit.jax._callbacks import ResultShape, axes_of, call, varying
+from gradkit.jax._callbacks import ResultShape, axes_of, call, sharding_of, varying
 from gradkit.jax._compiled import CompiledCall, named_call
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
 
@@ -292,7 +292,9 @@ def _results(*operands: Any, rule: ClipRule) -> list[ResultShape]:
     said = [] if state is None else [state]
     same = norm.same_on - varying(limit, scale, *said)
     clipped = [
-        ResultShape(leaf.shape, leaf.dtype, same - varying(leaf)) for leaf in leaves if rule.clips
+        ResultShape(leaf.shape, leaf.dtype, same - varying(leaf), sharding_of(leaf))
+        for leaf in leaves
+        if rule.clips
     ]
     guarded = [ResultShape(shape, widest(), same) for array in said for shape in ((), array.shape)]
     return [*clipped, norm, *guarded]
