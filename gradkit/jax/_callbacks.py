@@ -170,6 +170,11 @@ def _through_copies(run: Any, shapes: list[Any], given: Any, how: dict[str, Any]
     return jax.pure_callback(callback, shapes, *given, vmap_method=how["vmap_method"])
 
 
+def is_known(shape: Shape) -> bool:
+    """Whether all sizes are numbers, and none is a name, as in an export."""
+    return all(isinstance(size, int) for size in shape)
+
+
 def axes_of(axis_name: Any) -> frozenset[Any]:
     """The names of axes of devices; none for ``None``."""
     if axis_name is None:

@@ -13,7 +13,14 @@ from gradkit._calls import checks, roles
 from gradkit._calls.layouts import GroupLayout
 from gradkit._calls.record import Call, Described
 from gradkit._open.dispatch import write
-from gradkit.jax._callbacks import ResultShape, call, place_alike, sharding_of, vary_alike
+from gradkit.jax._callbacks import (
+    ResultShape,
+    call,
+    is_known,
+    place_alike,
+    sharding_of,
+    vary_alike,
+)
 from gradkit.jax._compiled import compiled_call
 
 _ONCE = "{} has no second derivative, and none in forward mode: differentiate it once, by jax.grad"
@@ -32,7 +39,7 @@ class TracedNorm(Generic[P]):
     """
 
     def __init__(self, name: str, record: Callable[P, Call], gradient: type[Call], **instead: str):
-        self.refusal = _ONCE.format(name)
+        self.name, self.refusal = name, _ONCE.format(name)
         forward = cast(type[Call], record)  # a class is what makes its instances
         self.forward, self.gradient = forward, gradient
         self.inputs = [argument.name for argument in forward.arguments]
@@ -47,6 +54,7 @@ class TracedNorm(Generic[P]):
             "dx" if name in data and own[name] not in gradient.result_names else own[name]
             for name in self.inputs
         ]
+        self.data = data
         # The operands that examples of a vmap may have in common, if one call does them all.
         self.shared: set[str] | None = set(self.inputs) - data
 
@@ -56,8 +64,47 @@ class TracedNorm(Generic[P]):
 
     def of(self, call: Call, **more: Any) -> Any:
         """The same of a record, with further numbers."""
-        arrays = tuple(getattr(call, name) for name in self.inputs)
-        return _trace(self, (*numbers_of(call), *more.items()), arrays)
+        arrays = {name: getattr(call, name) for name in self.inputs}
+        numbers = (*numbers_of(call), *more.items())
+        if all(array is None or is_known(array.shape) for array in arrays.values()):
+            return _trace(self, numbers, tuple(arrays.values()))
+        return self._of_symbolic_sizes(arrays, dict(numbers))
+
+    def _of_symbolic_sizes(self, arrays: dict[str, Any], numbers: dict[str, Any]) -> Any:
+        """The same while a function is exported for sizes that have names, as a ``vmap`` over them.
+
+        A call in compiled code is planned for sizes, and reads no others than of a ``vmap``.
+        """
+        ndim = arrays["x"].ndim
+        if self.shared is None:
+            free, said = 0, "none of which may be, since statistics are over them"
+        elif "axis" in numbers:
+            free, said = numbers["axis"] % ndim, "those in front of axis may be"
+            numbers["axis"] = free - ndim
+        else:
+            free, said = 1, "the first may be, which counts samples"
+        for name, array in arrays.items():
+            own = free if name in self.data else 0
+            if array is None or (is_known(array.shape[own:]) and array.ndim <= ndim - free + own):
+                continue
+            raise TypeError(
+                f"{name} has shape {array.shape} and x {arrays['x'].shape}: symbolic sizes are "
+                f"those of data in gradkit.jax.{self.name}, {said}; export with fixed sizes, or a "
+                "formula of jax.numpy"
+            )
+        data = {name: array for name, array in arrays.items() if name in self.data}
+        sizes = arrays["x"].shape[:free]
+        depth = max((k + 1 for k in range(free) if not is_known(sizes[k : k + 1])), default=0)
+
+        def norm(*examples: Any) -> Any:
+            own = [jnp.expand_dims(example, 0) for example in examples]
+            given = arrays | dict(zip(data, own, strict=True))
+            made = _trace(self, tuple(numbers.items()), tuple(given.values()))
+            return jax.tree.map(partial(jnp.squeeze, axis=0), made)
+
+        for _ in range(depth):
+            norm = jax.vmap(norm)
+        return norm(*data.values())
 
     def alike(self, given: dict[str, Any]) -> list[Any]:
         """The inputs as arrays that differ between the same devices."""

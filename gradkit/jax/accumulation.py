@@ -13,7 +13,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrads
-from gradkit.jax._callbacks import ResultShape, call, sharding_of
+from gradkit.jax._callbacks import ResultShape, call, is_known, sharding_of
 from gradkit.jax._compiled import named_call
 from gradkit.jax._numbers import given, read
 
@@ -153,8 +153,11 @@ def _words(seed: Any) -> Any:
 
 
 def _flag(flag: Any, label: str) -> Any:
-    if isinstance(flag, jax.Array) and flag.dtype == bool and flag.shape == ():
-        return flag
+    if isinstance(flag, jax.Array):
+        if flag.dtype == bool and flag.shape == ():
+            return flag
+        said = f"{flag.dtype} of shape {flag.shape}"
+        raise TypeError(f"{label} must be a bool, or a 0-d bool array, not {said}")
     return np.array(checks.flag(flag, label))
 
 
@@ -222,4 +225,10 @@ def _by_path(tree: Any) -> dict[str, Any]:
 
 def _without_elements(arrays: dict[str, Any]) -> dict[str, Array]:
     """Arrays of the same shapes behind an axis of length 0."""
+    for path, array in arrays.items():
+        if not is_known(array.shape):
+            raise TypeError(
+                f"an array at {path or 'the root'!r} has shape {array.shape}: gradkit.jax's sums "
+                "take no symbolic sizes; export with fixed sizes, or buffer + scale * grad"
+            )
     return {path: np.empty((0, *a.shape), a.dtype) for path, a in arrays.items()}
