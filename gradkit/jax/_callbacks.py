@@ -64,9 +64,8 @@ def call(
     ``refusal``: what is said if the results are differentiated. ``compiled``: does the same.
     """
     present = [k for k, operand in enumerate(operands) if operand is not None]
-    given = [operands[k] for k in present]
-    whole = whole_on(*given)  # XLA knows nothing of what calls do with parts
-    given = [place(operand, whole) for operand in given]
+    whole = whole_on(*operands)  # XLA knows nothing of what calls do with parts
+    given = [place(operands[k], whole) for k in present]
     taken = {present.index(k): result for k, result in (reuse or {}).items()}
     ndim = given[0].ndim
     alike = None if shared is None else {present.index(k) for k in shared if k in present}
@@ -100,11 +99,8 @@ def call(
     def _(primals: Any, tangents: Any) -> Any:  # noqa: ARG001
         raise TypeError(f"gradkit.jax.{refusal}")
 
-    axes = varying(*given)
-    return [
-        place(vary(array, axes - result.same_on), result.sharding or whole)
-        for array, result in zip(called(*given), results, strict=True)
-    ]
+    axes, made = varying(*given), zip(called(*given), results, strict=True)
+    return [place(vary(own, axes - kind.same_on), kind.sharding or whole) for own, kind in made]
 
 
 def _among(compute: Compute, present: list[int], count: int) -> Compute:
@@ -208,7 +204,7 @@ def place_alike(*values: Any) -> list[Any]:
 def whole_on(*values: Any) -> Any:
     """The sharding of what is whole on each device of these values' mesh, if types have one."""
     for value in values:
-        sharding = sharding_of(value)
+        sharding = None if value is None else sharding_of(value)
         if sharding is not None:
             return NamedSharding(sharding.mesh, P())
     return None

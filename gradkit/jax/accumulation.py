@@ -181,7 +181,6 @@ def _accumulate(
     # All in the buffers' order: pytrees of another type may have the same paths in another one.
     paths, count = list(into), len(into)
     written = [*into.values(), *(beside[path] for path in paths if beside)]
-    added = [addends[path] for path in paths]
     first, last = len(written), len(written) + count  # the gradients among the operands
 
     # It outlives the trace, in what is compiled, and so holds none of its arrays.
@@ -203,10 +202,10 @@ def _accumulate(
         )
 
     results = [ResultShape(a.shape, a.dtype, sharding=sharding_of(a)) for a in written]
-    operands = [*written, *added, *(number for number in numbers if number is not None)]
+    added = [*(addends[path] for path in paths), *(n for n in numbers if n is not None)]
     reuse = {k: k for k in range(len(written))}
     compiled = named_call("accumulate", compensated=[len(beside) > 0]) if seed is None else None
-    found = call(_REFUSAL, compute, results, operands, reuse=reuse, compiled=compiled)
+    found = call(_REFUSAL, compute, results, [*written, *added], reuse=reuse, compiled=compiled)
     left = dict(zip(paths, found[count:], strict=False))
     tree, left_tree = map(jax.tree.structure, (buffers, kept))
     return tree.unflatten(found[:count]), left_tree.unflatten([left[path] for path in beside])
