@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -208,6 +209,18 @@ def whole_on(*values: Any) -> Any:
         if sharding is not None:
             return NamedSharding(sharding.mesh, P())
     return None
+
+
+def rows_of_all(value: Any, axis_name: Any) -> jax.Array:
+    """Each device's numbers, a row of each."""
+    if not isinstance(axis_name, tuple):
+        rows: jax.Array = jax.lax.all_gather(value, axis_name)
+        return rows
+    # JAX does not gather over several axes of a vmap.
+    own = jnp.arange(jax.lax.psum(1, axis_name)) == jax.lax.axis_index(axis_name)
+    own = own.reshape(-1, *[1] * value.ndim)
+    total: jax.Array = jax.lax.psum(jnp.where(own, value, 0), axis_name)
+    return total
 
 
 def varying(*values: Any) -> frozenset[Any]:

@@ -14,6 +14,7 @@ from gradkit.jax._callbacks import (
     ResultShape,
     axes_of,
     call,
+    rows_of_all,
     sharding_of,
     vary,
     vary_alike,
@@ -371,7 +372,7 @@ def _stats_of_all(refusal: str, axis: int, axis_name: Any, x: Any) -> Any:
         write(stats, state[:width], state[width:-1], state[-1, ...])
 
     (state,) = call(refusal, compute, [pairs(2 * width + 1)], [x])
-    return jax.lax.all_gather(state, axis_name)
+    return rows_of_all(state, axis_name)
 
 
 def _sums(axis: int, outs: list[Any], ins: list[Any]) -> None:

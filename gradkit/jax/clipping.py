@@ -15,7 +15,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import FLOAT64, Array, Views
 from gradkit._calls import checks, lists
 from gradkit._open.dispatch import write
-from gradkit.jax._callbacks import ResultShape, axes_of, call, sharding_of, varying
+from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all, sharding_of, varying
 from gradkit.jax._compiled import CompiledCall, named_call
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
 
@@ -318,7 +318,7 @@ def _states_of_all(leaves: list[Any], scale: Any, rule: ClipRule) -> Any:
         )
 
     (state,) = call(rule.refusal, compute, [pairs(_STATE)], [*leaves, scale])
-    return jax.lax.all_gather(state, rule.axis_name)
+    return rows_of_all(state, rule.axis_name)
 
 
 def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: ClipRule) -> None:

@@ -206,6 +206,22 @@ def test_axes_of_a_vmap():
     np.testing.assert_allclose(gradkit.grad_norm(np.asarray(clipped)), 1, rtol=1e-6)
 
 
+def test_several_axes_of_vmaps():
+    """As one axis of all their devices, in the order that JAX counts them in."""
+    x = values(6, 2, 3)
+    functions = [
+        lambda x, axes: gradkit.jax.clip_by_global_norm(x, 1.0, axis_name=axes),
+        lambda x, axes: gradkit.jax.grad_stats({"x": x}, axis_name=axes).table,
+        lambda x, axes: jax.value_and_grad(batch_loss, has_aux=True)(x, None, None, axes),
+    ]
+    for function in functions:
+        many = jax.vmap(lambda x, f=function: f(x, ("i", "j")), axis_name="j")
+        found = jax.vmap(many, axis_name="i")(x.reshape(2, 3, 2, 3))
+        flat = jax.vmap(lambda x, f=function: f(x, "i"), axis_name="i")(x)
+        for got, ref in zip(*map(jax.tree.leaves, (found, flat)), strict=True):
+            assert_same_bits(np.reshape(got, ref.shape), ref)
+
+
 @pytest.fixture(params=[True, False], ids=["context", "arrays"])
 def spread(request, mesh):
     """Puts arrays on the mesh, with an axis in parts or none; the mesh is the context's, or not."""
