@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import sys
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,12 @@ def real(value: Any, label: str) -> float:
 
 
 def _hint_at(value: Any) -> str:
-    """What to pass in place of an object that exports memory, and not as gradkit's arrays do."""
+    """What to pass in place of what JAX traces, or exports memory not as gradkit's arrays do."""
+    if "jax" in sys.modules and isinstance(value, sys.modules["jax"].core.Tracer):
+        return (
+            ", which is being traced and has no value yet; pass a Python value, a constant of "
+            "what is compiled, such as by static_argnames of jax.jit"
+        )
     if hasattr(value, "__cuda_array_interface__"):
         return "; pass what cupy.asarray makes of it"
     if hasattr(value, "__dlpack__"):
@@ -139,7 +145,7 @@ def is_flag(value: Any) -> bool:
 def flag(value: Any, label: str) -> bool:
     """A Python bool, or NumPy's."""
     if not is_flag(value):
-        raise TypeError(f"{label} must be a bool, not {type(value).__name__}")
+        raise TypeError(f"{label} must be a bool, not {type(value).__name__}{_hint_at(value)}")
     return bool(value)
 
 
@@ -178,7 +184,8 @@ def _index(value: Any, label: str) -> int:
     try:
         return int(value.__index__())
     except (AttributeError, TypeError):
-        raise TypeError(f"{label} must be an integer, not {type(value).__name__}") from None
+        kind = type(value).__name__
+        raise TypeError(f"{label} must be an integer, not {kind}{_hint_at(value)}") from None
 
 
 def floating(array: Array, label: str) -> str:

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from gradkit._arrays import cuda
 from gradkit._arrays.dlpack import DLPack, device_of
@@ -20,17 +23,26 @@ try:
     from jax.experimental.buffer_callback import buffer_callback
 except ImportError:  # JAX 0.6.0
     buffer_callback = None
+try:
+    from jax.sharding import reshard as _reshard
+except ImportError:
+    from jax.experimental.shard import reshard as _reshard
 
 _DLPACK = DLPack()
 _CPU = 1  # kDLCPU
 
 
 class ResultShape(NamedTuple):
-    """A result of a callback. ``same_on``: axes of devices on all of which it is the same."""
+    """A result of a callback.
+
+    ``same_on``: axes of devices on all of which it is the same. ``sharding``: how it is spread over
+    a mesh on which that is a part of its type.
+    """
 
     shape: Shape
     dtype: np.dtype[Any]
     same_on: frozenset[Any] = frozenset()
+    sharding: Any = None
 
 
 def call(
@@ -51,7 +63,8 @@ def call(
     ``refusal``: what is said if the results are differentiated. ``compiled``: does the same.
     """
     present = [k for k, operand in enumerate(operands) if operand is not None]
-    given = [operands[k] for k in present]
+    whole = whole_on(*operands)  # XLA knows nothing of what calls do with parts
+    given = [place(operands[k], whole) for k in present]
     taken = {present.index(k): result for k, result in (reuse or {}).items()}
     ndim = given[0].ndim
     alike = None if shared is None else {present.index(k) for k in shared if k in present}
@@ -85,11 +98,8 @@ def call(
     def _(primals: Any, tangents: Any) -> Any:  # noqa: ARG001
         raise TypeError(f"gradkit.jax.{refusal}")
 
-    axes = varying(*given)
-    return [
-        vary(array, axes - result.same_on)
-        for array, result in zip(called(*given), results, strict=True)
-    ]
+    axes, made = varying(*given), zip(called(*given), results, strict=True)
+    return [place(vary(own, axes - kind.same_on), kind.sharding or whole) for own, kind in made]
 
 
 def _among(compute: Compute, present: list[int], count: int) -> Compute:
@@ -153,11 +163,60 @@ def _through_copies(run: Any, shapes: list[Any], given: Any, how: dict[str, Any]
     return jax.pure_callback(callback, shapes, *given, vmap_method=how["vmap_method"])
 
 
+def is_known(shape: Shape) -> bool:
+    """Whether all sizes are numbers, and none is a name, as in an export."""
+    return all(isinstance(size, int) for size in shape)
+
+
 def axes_of(axis_name: Any) -> frozenset[Any]:
     """The names of axes of devices; none for ``None``."""
     if axis_name is None:
         return frozenset()
     return frozenset(axis_name if isinstance(axis_name, tuple) else (axis_name,))
+
+
+def sharding_of(value: Any) -> Any:
+    """How a value is spread over a mesh, if its type says that; else ``None``.
+
+    It does if axes of the mesh are explicit, as ``jax.make_mesh`` makes them. A partial sum on each
+    device is taken for the sum.
+    """
+    sharding = getattr(jax.typeof(value), "sharding", None)
+    if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types:
+        return None
+    return NamedSharding(sharding.mesh, P(*getattr(sharding.spec, "partitions", sharding.spec)))
+
+
+def place(value: Any, sharding: Any) -> Any:
+    """The same value, spread like one whose ``sharding_of`` this is."""
+    return value if sharding is None else _reshard(value, sharding)
+
+
+def place_alike(*values: Any) -> list[Any]:
+    """All values, spread like the first."""
+    sharding = None if values[0] is None else sharding_of(values[0])
+    return [None if value is None else place(value, sharding) for value in values]
+
+
+def whole_on(*values: Any) -> Any:
+    """The sharding of what is whole on each device of these values' mesh, if types have one."""
+    for value in values:
+        sharding = None if value is None else sharding_of(value)
+        if sharding is not None:
+            return NamedSharding(sharding.mesh, P())
+    return None
+
+
+def rows_of_all(value: Any, axis_name: Any) -> jax.Array:
+    """Each device's numbers, a row of each."""
+    if not isinstance(axis_name, tuple):
+        rows: jax.Array = jax.lax.all_gather(value, axis_name)
+        return rows
+    # JAX does not gather over several axes of a vmap.
+    own = jnp.arange(jax.lax.psum(1, axis_name)) == jax.lax.axis_index(axis_name)
+    own = own.reshape(-1, *[1] * value.ndim)
+    total: jax.Array = jax.lax.psum(jnp.where(own, value, 0), axis_name)
+    return total
 
 
 def varying(*values: Any) -> frozenset[Any]:

@@ -8,11 +8,19 @@ from typing import Any, Generic, ParamSpec, cast
 import jax
 import jax.numpy as jnp
 
+from gradkit._backend import Shape
 from gradkit._calls import checks, roles
 from gradkit._calls.layouts import GroupLayout
 from gradkit._calls.record import Call, Described
 from gradkit._open.dispatch import write
-from gradkit.jax._callbacks import ResultShape, call, vary_alike
+from gradkit.jax._callbacks import (
+    ResultShape,
+    call,
+    is_known,
+    place_alike,
+    sharding_of,
+    vary_alike,
+)
 from gradkit.jax._compiled import compiled_call
 
 _ONCE = "{} has no second derivative, and none in forward mode: differentiate it once, by jax.grad"
@@ -31,7 +39,7 @@ class TracedNorm(Generic[P]):
     """
 
     def __init__(self, name: str, record: Callable[P, Call], gradient: type[Call], **instead: str):
-        self.refusal = _ONCE.format(name)
+        self.name, self.refusal = name, _ONCE.format(name)
         forward = cast(type[Call], record)  # a class is what makes its instances
         self.forward, self.gradient = forward, gradient
         self.inputs = [argument.name for argument in forward.arguments]
@@ -46,6 +54,7 @@ class TracedNorm(Generic[P]):
             "dx" if name in data and own[name] not in gradient.result_names else own[name]
             for name in self.inputs
         ]
+        self.data = data
         # The operands that examples of a vmap may have in common, if one call does them all.
         self.shared: set[str] | None = set(self.inputs) - data
 
@@ -55,12 +64,51 @@ class TracedNorm(Generic[P]):
 
     def of(self, call: Call, **more: Any) -> Any:
         """The same of a record, with further numbers."""
-        arrays = tuple(getattr(call, name) for name in self.inputs)
-        return _trace(self, (*numbers_of(call), *more.items()), arrays)
+        arrays = {name: getattr(call, name) for name in self.inputs}
+        numbers = (*numbers_of(call), *more.items())
+        if all(array is None or is_known(array.shape) for array in arrays.values()):
+            return _trace(self, numbers, tuple(arrays.values()))
+        return self._of_symbolic_sizes(arrays, dict(numbers))
+
+    def _of_symbolic_sizes(self, arrays: dict[str, Any], numbers: dict[str, Any]) -> Any:
+        """The same while a function is exported for sizes that have names, as a ``vmap`` over them.
+
+        A call in compiled code is planned for sizes, and reads no others than of a ``vmap``.
+        """
+        ndim = arrays["x"].ndim
+        if self.shared is None:
+            free, said = 0, "none of which may be, since statistics are over them"
+        elif "axis" in numbers:
+            free, said = numbers["axis"] % ndim, "those in front of axis may be"
+            numbers["axis"] = free - ndim
+        else:
+            free, said = 1, "the first may be, which counts samples"
+        for name, array in arrays.items():
+            own = free if name in self.data else 0
+            if array is None or (is_known(array.shape[own:]) and array.ndim <= ndim - free + own):
+                continue
+            raise TypeError(
+                f"{name} has shape {array.shape} and x {arrays['x'].shape}: symbolic sizes are "
+                f"those of data in gradkit.jax.{self.name}, {said}; export with fixed sizes, or a "
+                "formula of jax.numpy"
+            )
+        data = {name: array for name, array in arrays.items() if name in self.data}
+        sizes = arrays["x"].shape[:free]
+        depth = max((k + 1 for k in range(free) if not is_known(sizes[k : k + 1])), default=0)
+
+        def norm(*examples: Any) -> Any:
+            own = [jnp.expand_dims(example, 0) for example in examples]
+            given = arrays | dict(zip(data, own, strict=True))
+            made = _trace(self, tuple(numbers.items()), tuple(given.values()))
+            return jax.tree.map(partial(jnp.squeeze, axis=0), made)
+
+        for _ in range(depth):
+            norm = jax.vmap(norm)
+        return norm(*data.values())
 
     def alike(self, given: dict[str, Any]) -> list[Any]:
         """The inputs as arrays that differ between the same devices."""
-        return vary_alike(*given.values())
+        return vary_alike(*spread_alike(given).values())
 
     def forward_pass(self, given: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
         """The results by name."""
@@ -74,6 +122,16 @@ class TracedNorm(Generic[P]):
     def operands(self, found: dict[str, Any]) -> dict[str, Any]:
         """The operands of the gradient."""
         return {argument.name: found.get(argument.name) for argument in self.gradient.arguments}
+
+
+def spread_alike(given: dict[str, Any]) -> dict[str, Any]:
+    """The inputs, each spread over a mesh like the one whose gradient is spread like its own."""
+    data = [name for name in ("x", "residual") if name in given]
+    parameters = [name for name in ("scale", "bias") if name in given]
+    found = dict(given)
+    for names in (data, parameters):
+        found |= zip(names, place_alike(*map(given.get, names)), strict=True)
+    return found
 
 
 def numbers_of(call: Call) -> tuple[tuple[str, Any], ...]:
@@ -101,7 +159,22 @@ def results_of(
     ndim = getattr(described, kind.arguments[0].name).ndim
     options = {n: value - ndim if n in _AXES else value for n, value in plan.options.items()}
     specs = [spec for spec in plan.results if spec is not None]
-    return {spec.name: ResultShape(spec.shape, spec.dtype) for spec in specs}, options
+    results = {
+        spec.name: ResultShape(
+            spec.shape, spec.dtype, sharding=_sharding(spec.name, spec.shape, operands)
+        )
+        for spec in specs
+    }
+    return results, options
+
+
+def _sharding(name: str, shape: Shape, operands: Mapping[str, Any]) -> Any:
+    """How a result is spread over a mesh: as what it is the gradient of, or else as the data."""
+    for own in ("scale" if name == "dbias" else name.removeprefix("d"), "x", "y"):
+        operand = operands.get(own)
+        if operand is not None and operand.shape == shape:
+            return sharding_of(operand)
+    return None
 
 
 def _described(label: str, array: Any) -> Described:

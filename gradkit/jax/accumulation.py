@@ -13,7 +13,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrads
-from gradkit.jax._callbacks import ResultShape, call
+from gradkit.jax._callbacks import ResultShape, call, is_known, sharding_of
 from gradkit.jax._compiled import named_call
 from gradkit.jax._numbers import given, read
 
@@ -153,8 +153,11 @@ def _words(seed: Any) -> Any:
 
 
 def _flag(flag: Any, label: str) -> Any:
-    if isinstance(flag, jax.Array) and flag.dtype == bool and flag.shape == ():
-        return flag
+    if isinstance(flag, jax.Array):
+        if flag.dtype == bool and flag.shape == ():
+            return flag
+        said = f"{flag.dtype} of shape {flag.shape}"
+        raise TypeError(f"{label} must be a bool, or a 0-d bool array, not {said}")
     return np.array(checks.flag(flag, label))
 
 
@@ -178,7 +181,6 @@ def _accumulate(
     # All in the buffers' order: pytrees of another type may have the same paths in another one.
     paths, count = list(into), len(into)
     written = [*into.values(), *(beside[path] for path in paths if beside)]
-    added = [addends[path] for path in paths]
     first, last = len(written), len(written) + count  # the gradients among the operands
 
     # It outlives the trace, in what is compiled, and so holds none of its arrays.
@@ -199,11 +201,11 @@ def _accumulate(
             )
         )
 
-    results = [ResultShape(array.shape, array.dtype) for array in written]
-    operands = [*written, *added, *(number for number in numbers if number is not None)]
+    results = [ResultShape(a.shape, a.dtype, sharding=sharding_of(a)) for a in written]
+    added = [*(addends[path] for path in paths), *(n for n in numbers if n is not None)]
     reuse = {k: k for k in range(len(written))}
     compiled = named_call("accumulate", compensated=[len(beside) > 0]) if seed is None else None
-    found = call(_REFUSAL, compute, results, operands, reuse=reuse, compiled=compiled)
+    found = call(_REFUSAL, compute, results, [*written, *added], reuse=reuse, compiled=compiled)
     left = dict(zip(paths, found[count:], strict=False))
     tree, left_tree = map(jax.tree.structure, (buffers, kept))
     return tree.unflatten(found[:count]), left_tree.unflatten([left[path] for path in beside])
@@ -222,4 +224,10 @@ def _by_path(tree: Any) -> dict[str, Any]:
 
 def _without_elements(arrays: dict[str, Any]) -> dict[str, Array]:
     """Arrays of the same shapes behind an axis of length 0."""
+    for path, array in arrays.items():
+        if not is_known(array.shape):
+            raise TypeError(
+                f"an array at {path or 'the root'!r} has shape {array.shape}: gradkit.jax's sums "
+                "take no symbolic sizes; export with fixed sizes, or buffer + scale * grad"
+            )
     return {path: np.empty((0, *a.shape), a.dtype) for path, a in arrays.items()}

@@ -10,10 +10,19 @@ import numpy as np
 import gradkit
 from gradkit._calls import channels, checks
 from gradkit._open.dispatch import write
-from gradkit.jax._callbacks import ResultShape, axes_of, call, vary, vary_alike, varying
+from gradkit.jax._callbacks import (
+    ResultShape,
+    axes_of,
+    call,
+    rows_of_all,
+    sharding_of,
+    vary,
+    vary_alike,
+    varying,
+)
 from gradkit.jax._compiled import CompiledCall, compiled_call
 from gradkit.jax._numbers import doubles, pairs, store
-from gradkit.jax._records import TracedNorm, results_of
+from gradkit.jax._records import TracedNorm, results_of, spread_alike
 
 __all__ = ["batch_norm", "batch_norm_inference", "group_norm"]
 
@@ -29,12 +38,12 @@ class _TracedBatchNorm(TracedNorm[...]):
 
     def alike(self, given: dict[str, Any]) -> list[Any]:
         """Running statistics may stay the same on all devices."""
-        x, scale, bias, *running = given.values()
+        x, scale, bias, *running = spread_alike(given).values()
         return [*vary_alike(vary(x, varying(*running)), scale, bias), *running]
 
     def forward_pass(self, given: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
         """The results, and which row of all devices' statistics is the own one."""
-        x, *_, running_mean, running_var = given.values()
+        x, _, _, *running = given.values()
         axis, axis_name = numbers["channel_axis"], numbers.pop("axis_name")
         results, _ = results_of(channels.BatchNorm, given, numbers)
         rows = own_row = None
@@ -44,18 +53,20 @@ class _TracedBatchNorm(TracedNorm[...]):
         everywhere = axes_of(axis_name)
         for name in ("mean", "inv_std"):
             results[name] = results[name]._replace(same_on=everywhere)
-        if running_mean is None:
+        if running[0] is None:
             results["returned_var"] = results["mean"]
         else:
             _check_elements(x, axis, rows)
-            same = everywhere - varying(running_mean, running_var)
-            returned = ResultShape(running_mean.shape, running_mean.dtype, same)
-            results |= {"returned_mean": returned, "returned_var": returned}
+            same = everywhere - varying(*running)
+            results |= {
+                name: ResultShape(known.shape, known.dtype, same, sharding_of(known))
+                for name, known in zip(("returned_mean", "returned_var"), running, strict=True)
+            }
         operands, kinds = [*given.values(), rows], list(results.values())
         run, reuse, compiled = partial(_normalise, numbers), {}, None
         if rows is None:
             compiled = _compiled(numbers, kinds, operands)
-            reuse = {k: k for k in range(3, len(results)) if running_mean is not None}
+            reuse = {k: k for k in range(3, len(results)) if running[0] is not None}
         made = call(self.refusal, run, kinds, operands, reuse=reuse, compiled=compiled)
         named = dict(zip(results, made, strict=True))
         return {"returned_mean": named["mean"], "own_row": own_row} | named
@@ -68,13 +79,15 @@ class _TracedBatchNorm(TracedNorm[...]):
         dy, x, scale, mean, inv_std = operands = self.operands(found).values()
         results = [pairs(2, x.shape[axis])]
         if scale is not None:
-            results += [ResultShape(scale.shape, scale.dtype)] * 2
+            spread = sharding_of(scale)
+            results += [ResultShape(scale.shape, scale.dtype, sharding=spread)] * 2
         sums = partial(_sums, axis)
         own, *gradients = call(self.refusal, sums, results, (dy, x, mean, inv_std))
         # An all_gather: JAX's own knows no axis of a vmap in a backward pass.
         rows = jax.lax.psum(jnp.where(own_row.reshape(-1, 1, 1, 1), own, 0), axis_name)
         apply = partial(_apply_sums, axis, float(_elements(x, axis) * len(own_row)))
-        (dx,) = call(self.refusal, apply, [ResultShape(x.shape, x.dtype)], (*operands, rows))
+        kind = ResultShape(x.shape, x.dtype, sharding=sharding_of(x))
+        (dx,) = call(self.refusal, apply, [kind], (*operands, rows))
         return dict(zip(("dx", "dscale", "dbias"), (dx, *gradients), strict=False))
 
 
@@ -359,7 +372,7 @@ def _stats_of_all(refusal: str, axis: int, axis_name: Any, x: Any) -> Any:
         write(stats, state[:width], state[width:-1], state[-1, ...])
 
     (state,) = call(refusal, compute, [pairs(2 * width + 1)], [x])
-    return jax.lax.all_gather(state, axis_name)
+    return rows_of_all(state, axis_name)
 
 
 def _sums(axis: int, outs: list[Any], ins: list[Any]) -> None:

@@ -15,7 +15,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import FLOAT64, Array, Views
 from gradkit._calls import checks, lists
 from gradkit._open.dispatch import write
-from gradkit.jax._callbacks import ResultShape, axes_of, call, varying
+from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all, sharding_of, varying
 from gradkit.jax._compiled import CompiledCall, named_call
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
 
@@ -293,7 +293,9 @@ def _results(*operands: Any, rule: ClipRule) -> list[ResultShape]:
     said = [] if state is None else [state]
     same = norm.same_on - varying(limit, scale, *said)
     clipped = [
-        ResultShape(leaf.shape, leaf.dtype, same - varying(leaf)) for leaf in leaves if rule.clips
+        ResultShape(leaf.shape, leaf.dtype, same - varying(leaf), sharding_of(leaf))
+        for leaf in leaves
+        if rule.clips
     ]
     guarded = [ResultShape(shape, widest(), same) for array in said for shape in ((), array.shape)]
     return [*clipped, norm, *guarded]
@@ -318,7 +320,7 @@ def _states_of_all(leaves: list[Any], limit: Any, scale: Any, rule: ClipRule) ->
         )
 
     (state,) = call(rule.refusal, compute, [pairs(_STATE)], [*leaves, limit, scale])
-    return jax.lax.all_gather(state, rule.axis_name)
+    return rows_of_all(state, rule.axis_name)
 
 
 def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: ClipRule) -> None:

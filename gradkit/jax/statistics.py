@@ -12,7 +12,7 @@ from gradkit._calls import checks
 from gradkit._calls.lists import STATS, STATS_PART, ListStats
 from gradkit._calls.roles import Numbers
 from gradkit._ranks.statistics import joined
-from gradkit.jax._callbacks import ResultShape, axes_of, call
+from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all
 from gradkit.jax._numbers import doubles, pairs, store, widest
 from gradkit.jax.clipping import copies_of
 from gradkit.statistics import GradStats
@@ -78,7 +78,7 @@ def _table(leaves: list[Any], axis_name: Any, copies: tuple[int, ...] | None) ->
         return jnp.zeros(shape, widest())
     table = [ResultShape(shape, widest(), axes_of(axis_name))]
     if axis_name is not None:
-        rows = jax.lax.all_gather(_parts(leaves), axis_name)
+        rows = rows_of_all(_parts(leaves), axis_name)
         return call(_REFUSAL, partial(_join, copies), table, [rows])[0]
 
     def compute(outs: list[Array], ins: list[Any]) -> None:

@@ -20,7 +20,7 @@ except ImportError as error:
 import gradkit
 from gradkit._calls import checks
 from gradkit._dtypes import float_of
-from gradkit.jax._callbacks import vary, varying
+from gradkit.jax._callbacks import place, sharding_of, vary, varying
 from gradkit.jax._numbers import widest
 from gradkit.jax.accumulation import accumulate_grads
 from gradkit.jax.clipping import clipped_by, rule_of
@@ -215,7 +215,10 @@ def accumulate(
     Returns
     -------
     optax.GradientTransformationExtraArgs
-        Its state is an :class:`AccumulateState`; ``step`` is 0 after each update.
+        Its state is an :class:`AccumulateState`; ``step`` is 0 after each update. If gradients are
+        wider than parameters, such as float32 beside bfloat16, the optimizer's own state is wider
+        after the first micro-batch than ``init`` makes it, as it is without ``accumulate``. A
+        ``scan``, whose carry keeps its dtypes, needs the ``init`` of parameters that are cast.
 
     Raises
     ------
@@ -251,11 +254,13 @@ def accumulate(
     def step(given: Any, **extra: Any) -> Any:
         buffers, total, updates, state, params = given
         by = jnp.where(total == 0, 1, total)  # without weight, sums are 0 too
-        mean = jax.tree.map(lambda b, g: (b / by).astype(g.dtype), buffers, updates)
-        return inner.update(mean, state, params, **extra)
+        mean = jax.tree.map(
+            lambda b, g: place((b / by).astype(g.dtype), sharding_of(g)), buffers, updates
+        )
+        return _taken(inner.update(mean, state, params, **extra), state)
 
     def wait(given: Any, after: Callable[..., Any] = step) -> Any:
-        return _no_updates(after, given, given[2]), given[3]
+        return _not_taken(after, given, given[2], given[3])
 
     def update(
         updates: Any, state: AccumulateState, params: Any = None, *, weight: Any = 1.0, **extra: Any
@@ -305,7 +310,9 @@ def skip_steps(
     Returns
     -------
     optax.GradientTransformationExtraArgs
-        Its state is a :class:`SkipState`, which counts skipped steps.
+        Its state is a :class:`SkipState`, which counts skipped steps. If gradients are wider than
+        parameters, the optimizer's own is in their dtype from the first step on, as
+        :func:`accumulate` says.
 
     Raises
     ------
@@ -345,10 +352,10 @@ def skip_steps(
         return SkipState(inner.init(params), zero, zero, jnp.array(True), count, statistics)
 
     def step(given: Any, **extra: Any) -> Any:
-        return inner.update(*given, **extra)
+        return _taken(inner.update(*given, **extra), given[1])
 
     def skip(given: Any, **extra: Any) -> Any:
-        return _no_updates(partial(step, **extra), given, given[0]), given[1]
+        return _not_taken(partial(step, **extra), given, *given[:2])
 
     def update(updates: Any, state: SkipState, params: Any = None, **extra: Any) -> Any:
         name = "transforms.skip_steps"
@@ -386,14 +393,38 @@ def _settings(guard: gradkit.SpikeGuard | None) -> tuple[float, float, int, bool
     return decay, threshold, warmup, False
 
 
-def _no_updates(step: Callable[..., Any], given: Any, grads: Any) -> Any:
-    """Updates that leave parameters as they are: -0.0, since +0.0 would make +0.0 of -0.0."""
-    updates, _ = jax.eval_shape(step, given)
+def _taken(made: Any, state: Any) -> Any:
+    """What an optimizer's step gives, in dtypes that hold the state before it too."""
+    updates, following = made
+    return updates, jax.tree.map(_widen, following, state)
+
+
+def _not_taken(step: Callable[..., Any], given: Any, grads: Any, state: Any) -> Any:
+    """Updates that leave parameters as they are, and the same state; of a step's types.
+
+    The updates are -0.0, since +0.0 would make +0.0 of -0.0.
+    """
+    updates, following = jax.eval_shape(step, given)
 
     def one(update: Any, grad: Any) -> jax.Array:
-        return vary(jnp.full(update.shape, -0.0, update.dtype), varying(grad))
+        nothing = jnp.full(update.shape, -0.0, update.dtype)
+        return vary(place(nothing, sharding_of(update)), varying(grad))
 
-    return jax.tree.map(one, updates, grads)
+    def kept(before: Any, after: Any) -> Any:
+        return place(_widen(before, after), sharding_of(after))
+
+    return jax.tree.map(one, updates, grads), jax.tree.map(kept, state, following)
+
+
+def _widen(value: Any, other: Any) -> Any:
+    """The same values in a dtype that holds another array's too.
+
+    From bfloat16 parameters an optimizer makes bfloat16 moments, and float32 gradients make these
+    float32.
+    """
+    if value.dtype == other.dtype:
+        return value
+    return value.astype(jnp.promote_types(value.dtype, other.dtype))
 
 
 def _buffer(parameter: Any) -> jax.Array:

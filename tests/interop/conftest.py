@@ -131,12 +131,13 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     jax.clear_caches()
 
 
-@pytest.fixture
-def mesh() -> Any:
-    """The two devices that XLA is asked for above."""
+@pytest.fixture(params=["Auto", "Explicit"])
+def mesh(request: pytest.FixtureRequest) -> Any:
+    """The two devices that XLA is asked for above; types say how arrays are spread, or do not."""
     import jax
 
-    return jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    kind = jax.sharding.AxisType[request.param]
+    return jax.make_mesh((2,), ("d",), axis_types=(kind,))
 
 
 @pytest.fixture(params=[True, False], ids=["checked", "unchecked"])
@@ -144,11 +145,24 @@ def over(request: pytest.FixtureRequest, mesh: Any) -> Any:
     """``shard_map`` with and without the types that say what differs between devices."""
     import jax
 
+    def spread(spec: Any, own: Any) -> Any:
+        sharding = jax.sharding.NamedSharding(mesh, spec)
+        return jax.tree.map(lambda array: jax.sharding.reshard(array, sharding), own)
+
     def mapped(function: Any, in_specs: Any, out_specs: Any) -> Any:
         specs = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": request.param}
-        return jax.jit(jax.shard_map(function, mesh=mesh, **specs))
+        over_devices = jax.shard_map(function, mesh=mesh, **specs)
 
-    mapped.checked = request.param  # type: ignore[attr-defined]
+        @jax.jit
+        def on_mesh(*given: Any) -> Any:
+            # Arguments whose types differ from `in_specs` are refused.
+            if jax.sharding.AxisType.Explicit in mesh.axis_types:
+                given = jax.tree.map(spread, in_specs, given)
+            return over_devices(*given)
+
+        return on_mesh
+
+    mapped.checked, mapped.mesh = request.param, mesh  # type: ignore[attr-defined]
     return mapped
 
 

@@ -252,7 +252,7 @@ except ImportError as error: print(error)
 def test_the_code_of_the_page_runs():
     page = Path(gradkit.__file__).parents[1] / "docs" / "jax.md"
     blocks = re.findall(r"^```py\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names = {}
     exec(blocks[0], names)
     assert float(names["norm"]) > 0
@@ -264,8 +264,11 @@ def test_the_code_of_the_page_runs():
     mean = np.asarray(names["x"] @ names["params"]["w"]).mean(0)
     np.testing.assert_allclose(names["stats"]["running_mean"], 0.1 * mean, rtol=1e-6)
     assert names["evaluated"].shape == (16, 8)
-    before = names["params"]
     exec(blocks[3], names)
+    wanted = np.tile(names["params"]["scale"], (5, 1))
+    np.testing.assert_allclose(names["normal"], wanted, rtol=1e-5)
+    before = names["params"]
+    exec(blocks[4], names)
     assert int(names["state"].step) == 0
     assert float(names["state"].inner[0].norm) > 0
     assert float(jnp.abs(names["params"]["w"] - before["w"]).max()) > 0

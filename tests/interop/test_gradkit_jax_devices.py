@@ -1,17 +1,20 @@
 """``gradkit.jax`` on several devices: ``shard_map``, axes of a ``vmap``, and plain ``jit``."""
 
 import textwrap
+from contextlib import nullcontext
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 import gradkit
 import gradkit.jax
-from tests.interop.test_gradkit_jax_norms import OWN, SAME, assert_close
-from tests.tolerances import assert_same_bits
+from tests.interop.test_gradkit_jax_lists import OPTIMIZERS, TRACED
+from tests.interop.test_gradkit_jax_norms import CASES, OWN, SAME, assert_close, passes
+from tests.tolerances import assert_all_same_bits, assert_same_bits
 
 
 def values(*shape, seed=0):
@@ -43,7 +46,8 @@ def test_batch_norm_of_the_whole_batch(over):
         loss, _ = batch_loss(*given, "d")
         return jax.lax.psum(loss, "d")
 
-    outside = jax.grad(over(total, (OWN, SAME, SAME), SAME), which)(*given)
+    with jax.set_mesh(over.mesh):
+        outside = jax.grad(over(total, (OWN, SAME, SAME), SAME), which)(*given)
     assert_close(outside, ref)
 
 
@@ -127,7 +131,7 @@ def test_statistics_over_devices(over):
     np.testing.assert_allclose(found, gradkit.grad_stats(grads).table, rtol=1e-6)
     own = over(lambda g: stats(g)[None], (specs,), OWN)(grads)
     half = gradkit.grad_stats({**grads, "own": grads["own"][2:]}).table
-    np.testing.assert_allclose(own[1], half, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(own)[1], half, rtol=1e-6)
     with pytest.raises(ValueError, match=r"replicas are copies.*pass axis_name too"):
         stats(grads, replicas=2)
     if over.checked:
@@ -212,19 +216,138 @@ def test_axes_of_a_vmap():
     np.testing.assert_allclose(gradkit.grad_norm(np.asarray(clipped)), 1, rtol=1e-6)
 
 
-def test_jit_brings_sharded_arrays_together(mesh):
-    """Without ``shard_map``, XLA gathers what a callback reads."""
+def test_several_axes_of_vmaps():
+    """As one axis of all their devices, in the order that JAX counts them in."""
+    x = values(6, 2, 3)
+    functions = [
+        lambda x, axes: gradkit.jax.clip_by_global_norm(x, 1.0, axis_name=axes),
+        lambda x, axes: gradkit.jax.grad_stats({"x": x}, axis_name=axes).table,
+        lambda x, axes: jax.value_and_grad(batch_loss, has_aux=True)(x, None, None, axes),
+    ]
+    for function in functions:
+        many = jax.vmap(lambda x, f=function: f(x, ("i", "j")), axis_name="j")
+        found = jax.vmap(many, axis_name="i")(x.reshape(2, 3, 2, 3))
+        flat = jax.vmap(lambda x, f=function: f(x, "i"), axis_name="i")(x)
+        for got, ref in zip(*map(jax.tree.leaves, (found, flat)), strict=True):
+            assert_same_bits(np.reshape(got, ref.shape), ref)
+
+
+@pytest.fixture(params=[True, False], ids=["context", "arrays"])
+def spread(request, mesh):
+    """Puts arrays on the mesh, with an axis in parts or none; the mesh is the context's, or not."""
+
+    def placed(array, axis=None):
+        spec = [None] * np.ndim(array)
+        if axis is not None:
+            spec[axis] = "d"
+        return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*spec)))
+
+    with jax.set_mesh(mesh) if request.param else nullcontext():
+        yield placed
+
+
+def assert_spread_like(got, like):
+    """In type, if the mesh has explicit axes; types of others say nothing, and so are equal."""
+    for one, other in zip(*map(jax.tree.leaves, (got, like)), strict=True):
+        assert jax.typeof(one).sharding.spec == jax.typeof(other).sharding.spec
+
+
+def test_jit_brings_sharded_arrays_together(spread):
+    """Without ``shard_map``, XLA gathers what a call reads."""
     x, scale = values(4, 6), values(6, seed=1)
-    spread = jax.device_put(x, NamedSharding(mesh, OWN))
-    y = jax.jit(gradkit.jax.rms_norm)(spread, scale)
+    own = spread(x, 0)
+    y = jax.jit(gradkit.jax.rms_norm)(own, scale)
     assert_same_bits(y, gradkit.rms_norm(x, scale)[0])
-    clipped, norm = jax.jit(lambda g: gradkit.jax.clip_by_global_norm(g, 1.0))(spread)
+    clipped, norm = jax.jit(lambda g: gradkit.jax.clip_by_global_norm(g, 1.0))(own)
     ref, wanted = gradkit.clip_by_global_norm(x, 1.0)
     assert_same_bits(clipped, ref)
     assert norm == wanted.astype(np.float32)
+    assert_spread_like([y, clipped], [own, own])
 
 
-def test_four_devices_train_as_one(run_alone):
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_norms_of_arrays_on_a_mesh(name, across, spread):
+    """With the bits of arrays on one device; gradients are of their arrays' types."""
+    case = CASES[name]
+    given = case.arguments("float32", "float32")
+    both = jax.jit(passes(case.ours))
+    # Data is spread in another way than parameters, and each beside one that is not.
+    axes = [given[0].shape.index(6) if across else 0, None][: case.data]
+    axes += [-1, None, -1, None][: len(given) - case.data]
+    placed = [spread(a, axis) for a, axis in zip(given, axes, strict=True)]
+    found, ref = both(*placed), both(*given)
+    assert_all_same_bits(found, ref)
+    results = len(found) - len(given)
+    assert_spread_like(found[results:], placed)
+    assert_spread_like(found[:1], placed[:1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_examples_of_a_vmap_on_a_mesh(name, spread):
+    case = CASES[name]
+    given = [np.stack([a, 2 * np.abs(a)]) for a in case.arguments("float32", "float32")]
+    many = jax.jit(jax.vmap(passes(case.ours)))
+    placed = [spread(a, 0) for a in given]
+    found = many(*placed)
+    assert_all_same_bits(found, many(*given))
+    assert_spread_like(found[-len(given) :], placed)
+
+
+def test_lists_of_arrays_on_a_mesh(spread):
+    grads = {"w": values(4, 6), "b": values(6, seed=1), "s": np.float32(3)}
+    placed = {"w": spread(grads["w"], 1), "b": spread(grads["b"], 0), "s": spread(grads["s"])}
+    other = {"w": spread(grads["w"], 0), "b": spread(grads["b"]), "s": spread(grads["s"])}
+    for name, function in TRACED.items():
+        found, ref = jax.jit(function)(placed), jax.jit(function)(grads)
+        assert_all_same_bits(*map(jax.tree.leaves, (found, ref)))
+        if "stochastic" in name:
+            assert_spread_like(found, placed)
+    add = jax.jit(gradkit.jax.accumulate_grads)
+    assert_all_same_bits(*map(jax.tree.leaves, (add(placed, other), add(grads, grads))))
+    assert_spread_like(add(placed, other), placed)
+    assert_spread_like(jax.jit(TRACED["clip_by_global_norm"])(placed)[0], placed)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("same", [True, False], ids=["same", "other"])
+def test_steps_on_a_mesh(name, same, spread):
+    """Gradients and parameters are spread alike, or not."""
+    optimizer = OPTIMIZERS[name]()
+    params = {"w": values(4, 6), "b": values(6, seed=1)}
+    placed = {"w": spread(params["w"], 0), "b": spread(params["b"])}
+    state, known = optimizer.init(placed), optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    for size in (1.0, 2.0, np.nan, 3.0):
+        grads = jax.tree.map(lambda p, size=size: p * np.float32(size), params)
+        own = {"w": spread(grads["w"], 0), "b": spread(grads["b"], None if same else 0)}
+        updates, state = update(own, state, placed)
+        ref, known = update(grads, known, params)
+        assert_close((updates, state), (ref, known))
+        assert_spread_like(updates, own)
+
+
+def test_sums_that_each_device_has_a_part_of(mesh):
+    """A product whose parts nobody has added up yet is taken for the sum."""
+    if mesh.axis_types != (jax.sharding.AxisType.Explicit,):
+        return  # no type says so
+    x, w = values(4, 6), values(6, 4, seed=1)
+
+    def partial_sums(function, x, w):
+        return function(jnp.matmul(x, w, out_sharding=PartitionSpec(unreduced={"d"})))
+
+    with jax.set_mesh(mesh):
+        placed = [
+            jax.device_put(a, NamedSharding(mesh, PartitionSpec(*spec)))
+            for a, spec in ((x, (None, "d")), (w, ("d", None)))
+        ]
+        for function in (gradkit.jax.rms_norm, TRACED["clip_by_global_norm"]):
+            found = jax.jit(partial(partial_sums, function))(*placed)
+            assert_close(found, function(x @ w))
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_four_devices_train_as_one(run_alone, kind):
     """Data on one axis of a mesh and a layer's columns on the other, with every part at once."""
     program = """
     import jax, jax.numpy as jnp, numpy as np, optax
@@ -232,8 +355,8 @@ def test_four_devices_train_as_one(run_alone):
     import gradkit.jax
     from gradkit.jax import transforms
 
-    auto = (jax.sharding.AxisType.Auto,) * 2
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=auto)
+    kinds = (jax.sharding.AxisType.KIND,) * 2
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=kinds)
     keys = jax.random.split(jax.random.key(0), 3)
     params = {"w": jax.random.normal(keys[0], (3, 8)), "scale": jnp.ones(8),
               "last": jax.random.normal(keys[1], (8,))}
@@ -266,9 +389,11 @@ def test_four_devices_train_as_one(run_alone):
             X.append(x)
             return jax.lax.scan(step, (params, optimizer.init(params)), None, length=20)[1]
 
-        if over:
-            run = jax.shard_map(run, mesh=mesh, in_specs=(specs, P("data")), out_specs=P())
-        return jax.jit(run)(params, x)
+        if not over:
+            return jax.jit(run)(params, x)
+        run = jax.shard_map(run, mesh=mesh, in_specs=(specs, P("data")), out_specs=P())
+        place = lambda spec, own: jax.device_put(own, jax.sharding.NamedSharding(mesh, spec))
+        return jax.jit(run)(jax.tree.map(place, specs, params), place(P("data"), x))
 
     one, four = losses(False), losses(True)
     np.testing.assert_allclose(one, four, rtol=1e-4)
@@ -276,4 +401,5 @@ def test_four_devices_train_as_one(run_alone):
     print(len(jax.devices()), "devices")
     """
     flags = "--xla_force_host_platform_device_count=4"
-    assert run_alone(textwrap.dedent(program), XLA_FLAGS=flags) == "4 devices\n"
+    program = textwrap.dedent(program).replace("KIND", kind)
+    assert run_alone(program, XLA_FLAGS=flags) == "4 devices\n"

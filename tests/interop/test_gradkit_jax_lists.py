@@ -552,6 +552,44 @@ def test_a_run_with_skipped_steps_is_one_that_never_saw_them(odd, jit):
     assert int(known.skipped) == 0
 
 
+INNER = {
+    "momentum": lambda: optax.sgd(0.1, momentum=0.9),
+    "adam": lambda: optax.adam(0.1),
+    "adam, moments of a dtype": lambda: optax.adam(0.1, mu_dtype="float32"),
+    "lion": lambda: optax.lion(0.1),
+    "schedule-free": lambda: optax.contrib.schedule_free_adamw(0.1),
+    "a chain": lambda: optax.chain(optax.zero_nans(), optax.adamw(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_gradients_of_another_dtype_than_parameters(name, dtypes):
+    """Bits of the optimizer alone, whose state has the wider dtype from the first step on."""
+    params = {"w": jnp.ones((4, 3), dtypes[0]), "b": jnp.full(3, 2, dtypes[0])}
+    grads = steps(3, dtypes[1])
+
+    def run(optimizer, grads):
+        own, state = params, optimizer.init(params)
+        update = jax.jit(optimizer.update)
+        for grad in grads:
+            updates, state = update(grad, state, own)
+            own = optax.apply_updates(own, updates)
+        return own, state
+
+    expected, known = run(INNER[name](), grads)
+    bad = jax.tree.map(lambda g: g * jnp.nan, grads[0])
+    skipping = run(transforms.skip_steps(INNER[name]()), [bad, grads[0], bad, *grads[1:], bad])
+    summing = run(transforms.accumulate(INNER[name](), 2), [g for g in grads for _ in range(2)])
+    for found, state in (skipping, summing):
+        assert_same_tree((found, state.inner), (expected, known))
+    kept, state = run(transforms.skip_steps(INNER[name]()), [bad])
+    assert_same_tree(kept, params)
+    start = INNER[name]().init(params)
+    for found, wanted in zip(*map(jax.tree.leaves, (state.inner, start)), strict=True):
+        np.testing.assert_array_equal(found.astype(wanted.dtype), wanted)
+
+
 def test_after_many_bad_steps_the_next_is_skipped_too():
     """Where ``optax.apply_if_finite`` gives up and lets NaN through."""
     params, bad = jnp.ones(2), jnp.full(2, jnp.nan)

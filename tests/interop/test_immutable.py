@@ -124,13 +124,14 @@ def test_with_x64_norms_are_float64(run_alone, jax):
     )
 
 
-def test_arrays_over_several_devices_are_refused_and_their_shards_taken(run_alone, jax):
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_arrays_over_several_devices_are_refused_and_their_shards_taken(run_alone, jax, kind):
     assert jax is not None
     run_alone(
         """
-        import jax, jax.numpy as jnp, gradkit, pytest
-        from jax.sharding import Mesh, NamedSharding, PartitionSpec
-        mesh = Mesh(jax.devices(), ("x",))
+        import jax, jax.numpy as jnp, gradkit, os, pytest
+        from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+        mesh = Mesh(jax.devices(), ("x",), axis_types=(AxisType[os.environ["KIND"]],))
         grad = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec("x")))
         with pytest.raises(TypeError, match="spread over 2 devices.*addressable_shards.*shards_of"):
             gradkit.grad_norm(grad)
@@ -141,6 +142,7 @@ def test_arrays_over_several_devices_are_refused_and_their_shards_taken(run_alon
         assert clipped.device == norm.device == jax.devices()[1]
         """,
         XLA_FLAGS="--xla_force_host_platform_device_count=2",
+        KIND=kind,
     )
 
 

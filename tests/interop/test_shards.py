@@ -73,9 +73,10 @@ def test_gradients_themselves(mesh):
 
 
 PROGRAM = """
-import jax, numpy as np, gradkit
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+import jax, numpy as np, gradkit, os
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+kinds = (AxisType[os.environ["KIND"]],) * 2
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"), axis_types=kinds)
 whole = np.arange(1.0, 9.0, dtype=np.float32).reshape(4, 2)
 grads = {
     "split": jax.device_put(whole, NamedSharding(mesh, P("a", None))),
@@ -89,9 +90,11 @@ print(float(gradkit.grad_norm(parts, group=group)) / float(np.sqrt(3 * (whole**2
 """
 
 
-def test_jax_arrays_on_four_devices():
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_jax_arrays_on_four_devices(kind):
     framework("jax")
     environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    environment["KIND"] = kind
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True
     )

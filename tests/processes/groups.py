@@ -1,6 +1,7 @@
 """Checks of groups: what an adapter must do, halves of ranks, several frameworks."""
 
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
@@ -80,15 +81,17 @@ def several_frameworks(place):
 def sharded_arrays(place):
     """On how many processes each part of an array lies, as its sharding says."""
     jax = sys.modules["jax"]
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
     whole = np.arange(1.0, 1 + 3 * place.size, dtype=np.float32)
 
-    def spread(*axes):
+    def spread(kind, *axes):
+        mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(kind,))
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
         return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
 
-    for group in (None, place.group):
-        grads = gradkit.distributed.shards_of({"copy": spread(), "part": spread("x")}, group=group)
+    kinds = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+    for group, kind in product((None, place.group), kinds):
+        arrays = {"copy": spread(kind), "part": spread(kind, "x")}
+        grads = gradkit.distributed.shards_of(arrays, group=group)
         norm = gradkit.grad_norm(grads, group=place.group)
         assert grads.replicas == {"copy": [place.size], "part": [1]}
         np.testing.assert_allclose(float(norm), np.sqrt(2 * whole.astype(float) @ whole), rtol=1e-6)
