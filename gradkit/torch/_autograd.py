@@ -33,6 +33,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from gradkit._arrays.torch import NESTED
+from gradkit._calls.record import Call
 from gradkit.torch._known import KnownCalls
 
 _NAMESPACE = "gradkit"
@@ -59,10 +60,11 @@ def refuse_nested(tensor: Tensor, label: str) -> None:
 
 
 class Operator(NamedTuple):
-    """A function of gradkit by its calls, which return tuples, and the operator that runs it."""
+    """A function of gradkit: its calls, which return tuples, its operator and its record."""
 
     calls: KnownCalls
     overload: Any
+    kind: type[Call]
 
 
 def operator(
@@ -276,7 +278,7 @@ def _function_at_once(name: str, norm: Norm) -> Any:
 
     Its last argument is what computes the forward pass.
     """
-    (calls, overload), keep, seen = norm.gradient, norm.keep, norm.seen
+    (calls, overload, _), keep, seen = norm.gradient, norm.keep, norm.seen
 
     def forward(ctx: Any, *given: Any) -> Any:
         *args, compute = given
