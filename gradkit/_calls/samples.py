@@ -11,8 +11,16 @@ from gradkit._calls import roles
 
 
 def are_per_sample(scale: Shape, data: Shape, axis: int) -> bool:
-    """Whether a scale has leading dimensions of the data, then ones, then the normalised ones."""
-    return scale in [data[:k] + (1,) * (axis - k) + data[axis:] for k in range(axis + 1)]
+    """Whether a scale has leading dimensions of the data, then ones, then the normalised ones.
+
+    Compilers trace this with batches of any size: only dimensions that must agree are compared.
+    """
+    if len(scale) != len(data):
+        return False
+    k = axis
+    while k and scale[k - 1] == 1:
+        k -= 1
+    return scale[:k] == data[:k] and scale[axis:] == data[axis:]
 
 
 def lead_of(call: Any) -> Shape:

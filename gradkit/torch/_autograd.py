@@ -15,10 +15,11 @@ A call goes one of three ways:
   which that kernel drops tangents.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -31,8 +32,10 @@ from torch._C import (
 )
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
+from torch.fx import Proxy
 
 from gradkit._arrays.torch import NESTED
+from gradkit._calls.record import Call
 from gradkit.torch._known import KnownCalls
 
 _NAMESPACE = "gradkit"
@@ -40,17 +43,44 @@ _LIBRARY = torch.library.Library(_NAMESPACE, "DEF")
 _INSTEAD = "use that of torch.nn.functional"
 _FIRST_ORDER = f"gradkit has no second derivatives of norms; {_INSTEAD}"
 _REVERSE_MODE = f"gradkit has no forward-mode derivatives of norms; {_INSTEAD}"
+_ONNX = (
+    "torch.onnx.export with dynamo=False knows the norms of PyTorch alone; pass it "
+    "gradkit.torch.restore_norms(copy.deepcopy(model)), or export without dynamo=False a program "
+    "after run_decompositions(gradkit.torch.decompositions())"
+)
 _TRANSFORMS = (
     "gradkit's operators have no derivatives in transforms of torch.func; call the functions of "
     f"gradkit.torch outside of torch.compile, or {_INSTEAD}"
 )
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 _NAMES = {"x": "input", "scale": "weight"}  # where those of gradkit.torch differ
+
+
+class IsRecorded(Exception):  # noqa: N818 - no error: ``recorded`` catches it
+    """Raised for what stands for a tensor in a trace of ``torch.fx``."""
+
+
+def recorded(function: Function) -> Function:
+    """Let ``torch.fx`` record a call of a function, as it does of PyTorch's."""
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except IsRecorded as found:
+            tracer = found.args[0].tracer
+        return tracer.create_proxy("call_function", called, args, kwargs)
+
+    return cast(Function, called)
 
 
 def refuse_nested(tensor: Tensor, label: str) -> None:
     """Raise if a tensor has no shape."""
+    if isinstance(tensor, Proxy):
+        raise IsRecorded(tensor)
     if tensor.is_nested:
         raise TypeError(f"{label} is a nested tensor; {NESTED}")
 
@@ -59,10 +89,11 @@ def refuse_nested(tensor: Tensor, label: str) -> None:
 
 
 class Operator(NamedTuple):
-    """A function of gradkit by its calls, which return tuples, and the operator that runs it."""
+    """A function of gradkit: its calls, which return tuples, its operator and its record."""
 
     calls: KnownCalls
     overload: Any
+    kind: type[Call]
 
 
 def operator(
@@ -161,6 +192,16 @@ def _are_plain(tensors: Sequence[Tensor | None]) -> bool:
     return first is not None and first.numel() > 0
 
 
+def _is_traced() -> bool:
+    """Whether ``torch.jit.trace`` watches, whose programs have operators and no Python."""
+    if _get_tracing_state() is None:
+        return False
+    onnx = sys.modules.get("torch.onnx")
+    if onnx is not None and onnx.is_in_onnx_export():
+        raise NotImplementedError(_ONNX)
+    return True
+
+
 # Functions
 
 
@@ -252,7 +293,8 @@ class Norm:
 
     def dispatched(self, *args: Any) -> Any:
         """All results, as a tuple, through the dispatcher."""
-        results = as_tuple((self.overload if is_compiling() else self._apply)(*args))
+        run = self.overload if is_compiling() or _is_traced() else self._apply
+        results = as_tuple(run(*args))
         if self.in_place:
             written = args[self._tensors - self.in_place : self._tensors]
             with torch.no_grad():
@@ -276,7 +318,7 @@ def _function_at_once(name: str, norm: Norm) -> Any:
 
     Its last argument is what computes the forward pass.
     """
-    (calls, overload), keep, seen = norm.gradient, norm.keep, norm.seen
+    (calls, overload, _), keep, seen = norm.gradient, norm.keep, norm.seen
 
     def forward(ctx: Any, *given: Any) -> Any:
         *args, compute = given

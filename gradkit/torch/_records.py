@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradkit._calls.record import Call, Described
+from gradkit._calls.record import Call, Described, Plan
 from gradkit._dtypes import dtype_named
 from gradkit._open.dispatch import run
 from gradkit.torch._autograd import Kept, Norm, Operator, operator
@@ -83,13 +83,12 @@ def _operator(name: str, kind: type[Call], *, last: bool = False) -> Operator:
                 )
         written = [getattr(call, each.name) for each in kind.in_place]
         clones = [args[0].new_empty(0) if t is None else t.new_empty(t.shape) for t in written]
-        described = call.described(_described)
-        results = [_like(args[0], spec) for spec in described.layout.plan(described).results]
+        results = [_like(args[0], spec) for spec in _plan_of(call).results]
         made = *results, *clones
         return made if len(made) > 1 else made[0]
 
     overload = operator(_schema(name, kind), compute, describe, last=last)
-    return Operator(_known_calls(kind, run), overload)
+    return Operator(_known_calls(kind, run), overload, kind)
 
 
 def _known_calls(kind: type[Call], run: Callable[..., tuple[Any, ...]]) -> KnownCalls:
@@ -139,6 +138,29 @@ def _maker(kind: type[Call]) -> Callable[[Any], Call]:
         return call
 
     return call_of
+
+
+def checked_call_of(norm: Norm) -> Callable[[Any], Any]:
+    """The function that makes a forward call of an operator's arguments, and its plan.
+
+    Numbers are as a backend gets them: checked, and what the checks make of them.
+    """
+    kind = norm.forward.kind
+    call_of = _maker(kind)
+
+    def checked_call(args: Any) -> Call:
+        call = call_of(args)
+        passing = {name: check(getattr(call, name), None) for name, check in kind.passing.items()}
+        call.plan = _plan_of(call)
+        call.__dict__.update(call.plan.options | passing)
+        return call
+
+    return checked_call
+
+
+def _plan_of(call: Call) -> Plan:
+    described = call.described(_described)
+    return described.layout.plan(described)
 
 
 def _schema(name: str, kind: type[Call]) -> str:

@@ -5,7 +5,6 @@ Those know no others, or know PyTorch's better.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
@@ -14,6 +13,7 @@ from torch.nn import functional
 
 from gradkit.torch import _operators as norms
 from gradkit.torch._autograd import Norm
+from gradkit.torch._records import checked_call_of
 
 __all__ = ["decomposed_inductor", "decompositions"]
 
@@ -125,31 +125,39 @@ def replacements() -> dict[Any, Callable[..., Any]]:
 
 def _of_arguments(norm: Norm, function: Callable[[Any], Any]) -> Callable[..., Any]:
     """A function of a call, as one that takes what the norm's operator takes."""
-    defaults = {each.name: each.default_value for each in norm.overload._schema.arguments}
+    checked_call, arguments = checked_call_of(norm), norm.overload._schema.arguments
 
     @wraps(function)
     def replaced(*args: Any, **named: Any) -> Any:
-        return function(SimpleNamespace(**defaults | dict(zip(defaults, args)) | named))  # noqa: B905
+        others = [named.get(a.name, a.default_value) for a in arguments[len(args) :]]
+        return function(checked_call([*args, *others]))
 
     return replaced
 
 
-# A call has its operator's arguments by name, as a record has. Statistics, which a program does not
-# use, are left to PyTorch as it needs none: tensors without elements.
+# A call is the record of the operator's. Statistics, which a program does not use, are left to
+# PyTorch as it needs none: tensors without elements.
 
 
 def _layer_norm(call: Any) -> tuple[Tensor, ...]:
-    x, wide = call.x, _wide(call.x)
-    scale, bias = _scale(call.scale, wide, call.scale_offset), _to(call.bias, wide)
-    y = functional.layer_norm(x.to(wide), x.shape[call.axis :], scale, bias, call.eps)
+    x = call.x
+    y = _of_rows(call, functional.layer_norm, _scale(call), _to(call.bias, _wide(x)))
     return y.to(x.dtype), x.new_empty(0), x.new_empty(0)
 
 
 def _rms_norm(call: Any) -> tuple[Tensor, ...]:
-    x, wide = call.x, _wide(call.x)
-    scale = _scale(call.scale, wide, call.scale_offset)
-    y = functional.rms_norm(x.to(wide), x.shape[call.axis :], scale, call.eps)
-    return y.to(x.dtype), x.new_empty(0)
+    x = call.x
+    return _of_rows(call, functional.rms_norm, _scale(call)).to(x.dtype), x.new_empty(0)
+
+
+def _of_rows(call: Any, norm: Callable[..., Tensor], *affine: Maybe) -> Tensor:
+    """A norm of PyTorch, which has no scale and no bias per sample: those follow it."""
+    x, shape = call.x.to(_wide(call.x)), call.x.shape[call.axis :]
+    if call.scale is None or call.scale.ndim == len(shape):
+        return norm(x, shape, *affine, eps=call.eps)
+    scale, *bias = affine
+    y = norm(x, shape, eps=call.eps) * scale
+    return y if not bias or bias[0] is None else y + bias[0]
 
 
 def _gated_rms_norm(call: Any) -> tuple[Tensor, ...]:
@@ -157,8 +165,7 @@ def _gated_rms_norm(call: Any) -> tuple[Tensor, ...]:
     act = functional.silu if call.activation == "silu" else torch.sigmoid
     factor = act(call.gate.to(wide))
     source = x.to(wide) if call.norm_before_gate else x.to(wide) * factor
-    scale = _scale(call.scale, wide, call.scale_offset)
-    y = functional.rms_norm(source, x.shape[call.axis :], scale, call.eps)
+    y = functional.rms_norm(source, x.shape[call.axis :], _scale(call), call.eps)
     return (y * factor if call.norm_before_gate else y).to(x.dtype), x.new_empty(0)
 
 
@@ -175,14 +182,14 @@ def _group_norm(call: Any) -> tuple[Tensor, ...]:
     x, axis, wide = call.x, call.channel_axis, _wide(call.x)
     affine = _to(call.scale, wide), _to(call.bias, wide)
     y = functional.group_norm(x.to(wide).movedim(axis, 1), call.num_groups, *affine, call.eps)
-    return _laid_out(y.movedim(1, axis), x), x.new_empty(0), x.new_empty(0)
+    return _laid_out(call, y.movedim(1, axis)), x.new_empty(0), x.new_empty(0)
 
 
 def _batch_norm_inference(call: Any) -> Tensor:
     x, axis, wide = call.x, call.channel_axis, _wide(call.x)
     known = call.mean.to(wide), call.var.to(wide), _to(call.scale, wide), _to(call.bias, wide)
     y = functional.batch_norm(x.to(wide).movedim(axis, 1), *known, eps=call.eps)
-    return _laid_out(y.movedim(1, axis), x)
+    return _laid_out(call, y.movedim(1, axis))
 
 
 def _batch_norm(call: Any) -> tuple[Tensor, ...]:
@@ -200,14 +207,18 @@ def _batch_norm(call: Any) -> tuple[Tensor, ...]:
         x.new_empty(0) if t is None or old is None else t.to(old.dtype)
         for t, old in zip(moved, running, strict=True)
     ]
-    return _laid_out(y.movedim(1, axis), x), x.new_empty(0), x.new_empty(0), *new
+    return _laid_out(call, y.movedim(1, axis)), x.new_empty(0), x.new_empty(0), *new
 
 
-def _laid_out(y: Tensor, x: Tensor) -> Tensor:
-    """``y`` with the dtype and the order of axes of ``x``, as gradkit's operators return it."""
-    like = torch.empty_like(x)
-    y = y.to(x.dtype)
-    return y if y.stride() == like.stride() else like.copy_(y)
+def _laid_out(call: Any, y: Tensor) -> Tensor:
+    """``y`` with the dtype and the order of axes in memory that the operator gives it."""
+    y = y.to(call.x.dtype)
+    order = call.plan.results[0].order
+    if order is None:
+        return y.contiguous()
+    _, transposition = order
+    as_it_lies = sorted(range(y.ndim), key=transposition.__getitem__)
+    return y.permute(as_it_lies).contiguous().permute(transposition)
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -218,5 +229,6 @@ def _to(t: Maybe, dtype: torch.dtype) -> Maybe:
     return t if t is None else t.to(dtype)
 
 
-def _scale(scale: Maybe, dtype: torch.dtype, offset: float) -> Maybe:
-    return _to(scale, dtype) if scale is None or not offset else scale.to(dtype) + offset
+def _scale(call: Any) -> Maybe:
+    scale = _to(call.scale, _wide(call.x))
+    return scale + call.scale_offset if call.scale_offset else scale

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradkit.torch import _operators
-from gradkit.torch._autograd import refuse_nested
+from gradkit.torch._autograd import recorded, refuse_nested
 
 __all__ = [
     "add_layer_norm",
@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 
+@recorded
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -92,6 +93,7 @@ def layer_norm(
     return _operators.LAYER_NORM(input, scale, bias, axis, eps, scale_offset)
 
 
+@recorded
 def add_layer_norm(
     input: Tensor,
     residual: Tensor,
@@ -138,6 +140,7 @@ def add_layer_norm(
     return _operators.ADD_LAYER_NORM(input, residual, scale, bias, axis, eps, scale_offset)
 
 
+@recorded
 def invertible_layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -181,6 +184,7 @@ def invertible_layer_norm(
     return _operators.INVERTIBLE_LAYER_NORM(input, _scale(weight, bias), bias, axis, eps, 0.0)
 
 
+@recorded
 def rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -228,6 +232,7 @@ def rms_norm(
     return _operators.RMS_NORM(input, weight, axis, floor, scale_offset)
 
 
+@recorded
 def add_rms_norm(
     input: Tensor,
     residual: Tensor,
@@ -274,6 +279,7 @@ def add_rms_norm(
     return _operators.ADD_RMS_NORM(input, residual, weight, axis, floor, scale_offset)
 
 
+@recorded
 def invertible_rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -318,6 +324,7 @@ def invertible_rms_norm(
     return _operators.INVERTIBLE_RMS_NORM(input, weight, axis, floor, scale_offset)
 
 
+@recorded
 def gated_rms_norm(
     input: Tensor,
     gate: Tensor,
@@ -369,6 +376,7 @@ def gated_rms_norm(
     return _operators.GATED_RMS_NORM(input, gate, weight, axis, floor, *how)
 
 
+@recorded
 def group_norm(
     input: Tensor,
     num_groups: int,
@@ -422,6 +430,7 @@ def group_norm(
     return _operators.GROUP_NORM(input, _scale(weight, bias), bias, num_groups, eps, 1)
 
 
+@recorded
 def instance_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -500,6 +509,7 @@ def instance_norm(
     return y.view(input.shape)
 
 
+@recorded
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,

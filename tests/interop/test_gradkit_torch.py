@@ -332,10 +332,29 @@ def test_modes_see_operators():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_traced_programs():
-    x = X.detach()
-    traced = torch.jit.trace(lambda x: ours.layer_norm(x, (6,)), (x,))
-    torch.testing.assert_close(traced(x.exp()), ours.layer_norm(x.exp(), (6,)))
+@pytest.mark.parametrize("name", CASES)
+def test_traced_programs_are_saved_and_loaded(name):
+    """They have an operator, and its gradient, for other values than those of the trace."""
+    function, given = CASES[name]
+    places = [k for k, each in enumerate(given) if isinstance(each, torch.Tensor)]
+
+    def program(*tensors):
+        filled = dict(zip(places, tensors, strict=True))
+        return function(*(filled.get(k, each) for k, each in enumerate(given)))
+
+    tensors = [given[k] for k in places]
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.trace(program, [t.detach() for t in tensors]), file)
+    file.seek(0)
+    loaded = torch.jit.load(file)
+    others = [(t.detach() * 1.5).requires_grad_() for t in tensors]
+    found, expected = loaded(*others), program(*others)
+    torch.testing.assert_close(found, expected)
+    found, expected = (y if isinstance(y, tuple) else (y,) for y in (found, expected))
+    slopes = [
+        torch.autograd.grad(sum(y.pow(3).sum() for y in r), others) for r in (found, expected)
+    ]
+    torch.testing.assert_close(*slopes)
 
 
 # Operators

@@ -1,6 +1,8 @@
 """Swapping a model's norms and swapping them back, for tracers and exporters too."""
 
 import copy
+import io
+import pickle
 import warnings
 
 import pytest
@@ -12,6 +14,7 @@ from .libraries import framework
 torch = framework("torch")
 ours = framework("gradkit.torch")
 export = framework("gradkit.torch.export")
+norms = framework("gradkit.torch.norms")
 nn = torch.nn
 
 
@@ -95,6 +98,42 @@ def test_symbolic_traces_of_sums():
     block = Block()
     x, residual = (random(3, 4, seed=k) for k in range(2))
     assert torch.equal(torch.fx.symbolic_trace(block)(x, residual), block(x, residual))
+
+
+def test_symbolic_traces_of_functions_have_calls_of_them():
+    """As of PyTorch's own, with arguments of all kinds; nothing else of gradkit is recorded."""
+
+    def program(x, weight, mean):
+        y, s = ours.add_rms_norm(x, x, (4,), weight, scale_offset=1.0)
+        y = ours.layer_norm(y, (4,), weight=weight, bias=weight) + ours.rms_norm(s, (4,))
+        y = ours.group_norm(ours.gated_rms_norm(y, s, (4,)), 2)
+        y = ours.instance_norm(ours.batch_norm(y, mean, mean + 1, training=False).mT)
+        return ours.invertible_rms_norm(ours.invertible_layer_norm(y, (4,)), (4,)) + y
+
+    traced = torch.fx.symbolic_trace(program)
+    called = {node.target for node in traced.graph.nodes}
+    assert called >= {getattr(ours, name) for name in norms.__all__ if name != "add_layer_norm"}
+    again = pickle.loads(pickle.dumps(traced))
+    x, weight, mean = random(3, 4, 4), random(4), random(4, seed=1).abs()
+    assert torch.equal(again(x, weight, mean), program(x, weight, mean))
+
+
+def test_what_knows_pytorchs_norms_alone_is_told_of_restore_norms():
+    """The exporter in front of ``dynamo``; fusing of modules, which PyTorch refuses by itself."""
+    model, x = nn.Sequential(nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4)).eval(), random(3, 4, 5)
+    expected = model(x)
+    ours.replace_norms(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(NotImplementedError, match=r"restore_norms.*decompositions\(\)"):
+            torch.onnx.export(model, (x,), io.BytesIO(), dynamo=False)
+        with pytest.raises(AssertionError, match=r"gradkit\.torch\.modules\.BatchNorm1d"):
+            torch.ao.quantization.fuse_modules(model, [["0", "1"]])
+        torch.testing.assert_close(model(x), expected)
+        ours.restore_norms(model)
+        torch.onnx.export(model, (x,), io.BytesIO(), dynamo=False)
+        fused = torch.ao.quantization.fuse_modules(model, [["0", "1"]])
+    torch.testing.assert_close(fused(x), expected)
 
 
 def test_restored_models_are_exported():
