@@ -1,6 +1,7 @@
 """PyTorch: plain tensors on the CPU and on CUDA devices."""
 
 import ctypes
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +30,7 @@ _REQUIRES_GRAD = (
     "is a tensor that requires grad, perhaps a parameter; pass grads_of(parameters) for the "
     "gradients, or its .detach() for its values"
 )
+_CAST = re.compile(r"\.astype\(np\.(\w+)\)")
 _ON_CPU, _ON_CUDA = 1, 2  # as DLPack numbers types of devices
 _ALIGNED = 16  # bytes: no access of a kernel is wider
 _ITEMSIZES = 2, 2, 4, 8  # of the dtypes of FLOATS, as compiled code numbers them
@@ -49,6 +51,9 @@ class Torch(Framework):
     def owns(self, kind: type) -> bool:
         torch = sys.modules["torch"]
         return kind is torch.Tensor or kind is torch.nn.Parameter
+
+    def in_its_words(self, said: str) -> str:
+        return _CAST.sub(r".to(torch.\1)", said).replace(".astype(", ".to(")
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         if array.requires_grad and (write or not detach):
@@ -471,7 +476,8 @@ def _why_not(tensor: Any) -> str | None:
     if tensor.is_quantized:
         return "is quantised; pass its .dequantize()"
     if _name_of(tensor.dtype) not in _ACCEPTED:
-        return f"has dtype {tensor.dtype}; accepted: {', '.join(FLOATS)}"
+        instead = "torch.view_as_real of it" if tensor.is_complex() else "its .float()"
+        return f"has dtype {tensor.dtype}; accepted: {', '.join(FLOATS)}; pass {instead}"
     if tensor.is_neg():
         return "has its negative bit set: its memory holds -x; pass its .resolve_neg()"
     try:

@@ -12,6 +12,7 @@ from gradkit._calls.backend import Backend
 from gradkit._calls.record import Call, Described, Plan
 from gradkit._host import chosen
 from gradkit._open import memory
+from gradkit._open.foreign import tell
 from gradkit._open.given import Given, known_framework, refuse_write, view_of
 from gradkit._open.memory import Named
 from gradkit._open.results import Results, labels_of, refuse
@@ -34,25 +35,29 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
 
     ``compute``: what computes them, if that is not the call by itself.
     """
-    outs = () if out is None else out if type(out) is tuple else (out,)
-    if compute is None and (out is None or len(outs) == len(call.results)):
-        like = getattr(call, call.array_names[0])
-        if type(like) is not np.ndarray:
-            found = _run_foreign(call, like, out, outs)
-            if found is not _NOT_RUN:
-                return found
-        elif _host.code is not None:
-            found = _host.code.known(_plans, chosen.get(), call, call.key_names, outs)
-            if type(found) is Plan:
-                return _run_plain(call, found, (), outs)
-            plan, key, passed = found
-            if plan is not None:
-                return _run_plain(call, plan, passed, outs)
-            if key is not None:
-                made = _run_opened(call, out)
-                _remember(key, call.plan)  # arrays that are one may be
-                return made
-    return _run_opened(call, out, compute)
+    like = getattr(call, call.array_names[0])
+    try:
+        outs = () if out is None else out if type(out) is tuple else (out,)
+        if compute is None and (out is None or len(outs) == len(call.results)):
+            if type(like) is not np.ndarray:
+                found = _run_foreign(call, like, out, outs)
+                if found is not _NOT_RUN:
+                    return found
+            elif _host.code is not None:
+                found = _host.code.known(_plans, chosen.get(), call, call.key_names, outs)
+                if type(found) is Plan:
+                    return _run_plain(call, found, (), outs)
+                plan, key, passed = found
+                if plan is not None:
+                    return _run_plain(call, plan, passed, outs)
+                if key is not None:
+                    made = _run_opened(call, out)
+                    _remember(key, call.plan)  # arrays that are one may be
+                    return made
+        return _run_opened(call, out, compute)
+    except (TypeError, ValueError) as error:
+        tell(error, framework_for(type(like)))
+        raise
 
 
 def _run_foreign(call: Call, like: Any, out: Any, outs: tuple[Any, ...]) -> Any:

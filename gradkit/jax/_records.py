@@ -56,6 +56,10 @@ class TracedNorm(Generic[P]):
     def of(self, call: Call, **more: Any) -> Any:
         """The same of a record, with further numbers."""
         arrays = tuple(getattr(call, name) for name in self.inputs)
+        for name, array in zip(self.inputs, arrays, strict=True):
+            if isinstance(array, (list, tuple)):
+                kind = type(array).__name__
+                raise TypeError(f"{name} is a {kind}; expected an array; pass jnp.asarray({name})")
         return _trace(self, (*numbers_of(call), *more.items()), arrays)
 
     def alike(self, given: dict[str, Any]) -> list[Any]:

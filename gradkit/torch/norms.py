@@ -593,6 +593,12 @@ def batch_norm(
 def _axis(input: Tensor, normalized_shape: Sequence[int]) -> int:
     """The first normalised dimension, counted from the end."""
     refuse_nested(input, "input")
+    if isinstance(normalized_shape, (int, Tensor)):
+        kind = type(normalized_shape).__qualname__
+        raise TypeError(
+            f"normalized_shape must be a tuple of the last dimensions of input, such as "
+            f"{tuple(input.shape[-1:])}, not {kind}"
+        )
     wanted = tuple(normalized_shape)
     if not wanted or input.shape[-len(wanted) :] != wanted:
         raise ValueError(
