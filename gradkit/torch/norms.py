@@ -484,7 +484,7 @@ def instance_norm(
             "element per channel and sample"
         )
     if running_mean is None and running_var is None:
-        return group_norm(input, input.shape[1], weight, bias, eps)
+        return group_norm(input, input.shape[1] or 1, weight, bias, eps)  # of no channels too
     samples, channels = input.shape[:2]
     x = input.reshape(1, samples * channels, *input.shape[2:])
     running = running_mean, running_var

@@ -31,8 +31,8 @@ RUNNING = "update_running_statistics"
 OLD = ">f4"  # a dtype that is not in native byte order
 # What messages of a TypeError say; all others are those of a ValueError.
 OF_TYPES = re.compile(
-    r"has dtype|(is|holds) (a |an int|float64)|must be an? (bool|float32|integer|tuple|real number, )"
-    r"|is None; pass|be \.\*"
+    r"has dtype|(is|holds) (a |an int|float64)|is None; pass|be \.\*"
+    r"|must be an? (bool|float32|integer|tuple|real number, )"
 )
 
 
