@@ -457,6 +457,16 @@ def test_a_mistake_is_answered(monkeypatch, library, call, said):
         np.testing.assert_array_equal(np.array(getattr(given, name)), value)
 
 
+def test_casts_of_tensorflows_tensors(tf):
+    x, scale = tf.ones((2, 3)), tf.ones(3, tf.float64)
+    with pytest.raises(TypeError, match=r"pass tf\.cast\(x, tf\.float32\)$"):
+        gradkit.layer_norm(tf.ones(3, tf.int32))
+    with pytest.raises(TypeError, match=r"pass tf\.cast\(grads\['w'\], tf\.float32\)$"):
+        gradkit.grad_norm({"w": tf.ones(3, tf.int32)})
+    with pytest.raises(TypeError, match=r"pass tf\.cast\(scale, x\.dtype\) \("):
+        gradkit.layer_norm(x, scale)
+
+
 def test_all_frames_are_there_if_they_are_asked_for(monkeypatch):
     monkeypatch.setenv("GRADKIT_TRACEBACKS", "full")
     with pytest.raises(TypeError, match="x has dtype int64") as caught:
