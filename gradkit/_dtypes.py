@@ -109,7 +109,7 @@ def check_combination(
     accepted = [row[2] for row in table if row[:2] == (t, u)]
     name, found = (parameters[0], v) if accepted else ([*statistics, "out[1]"][0], u)
     accepted = accepted or [*dict.fromkeys(row[1] for row in table if row[0] == t)]
-    cast = f"{x}.dtype" if t in accepted else repr(accepted[0])
+    cast = f"{x}.dtype" if t in accepted else f"np.{accepted[0]}"
     raise TypeError(
         f"{name} has dtype {found} and {x} {t}; pass {name}.astype({cast}) "
         f"(accepted: {', '.join(accepted)})"

@@ -38,6 +38,7 @@ def grads_of(
 ) -> list[X]: ...
 @overload
 def grads_of(parameters: Any, *, attr: str = "grad") -> list[Any]: ...
+@answers
 def grads_of(parameters: Any, *, attr: str = "grad") -> list[Any]:
     """The gradient of each parameter that has one, in order.
 
@@ -80,6 +81,7 @@ def named_grads_of(
 ) -> dict[str, X]: ...
 @overload
 def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, Any]: ...
+@answers
 def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, Any]:
     """The gradient of each named parameter that has one, by name.
 

@@ -62,6 +62,10 @@ class Framework:
         """
         raise NotImplementedError
 
+    def in_its_words(self, said: str) -> str:
+        """An error's text, whose casts are NumPy's, with this library's."""
+        return said
+
     def computes_on(self, kind: type) -> bool:
         """Whether arrays of this type are views already."""
         return False

@@ -1,5 +1,6 @@
 """TensorFlow: eager tensors are read without a copy and never written."""
 
+import re
 import sys
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,6 +21,9 @@ class TensorFlow(OwnMemory):
     def owns(self, kind: type) -> bool:
         tf = sys.modules["tensorflow"]
         return issubclass(kind, (tf.Tensor, tf.Variable, tf.IndexedSlices))
+
+    def in_its_words(self, said: str) -> str:
+        return re.sub(r"(\S+)\.astype\((?:np\.(\w+)|(\S+))\)", _cast, said)
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         tf = sys.modules["tensorflow"]
@@ -58,6 +62,10 @@ class TensorFlow(OwnMemory):
 
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         return super().on_stream(_value(like))
+
+
+def _cast(found: re.Match[str]) -> str:
+    return f"tf.cast({found[1]}, {found[3] or 'tf.' + found[2]})"
 
 
 def _value(array: Any) -> Any:

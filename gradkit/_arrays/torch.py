@@ -1,6 +1,7 @@
 """PyTorch: plain tensors on the CPU and on CUDA devices."""
 
 import ctypes
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +30,7 @@ _REQUIRES_GRAD = (
     "is a tensor that requires grad, perhaps a parameter; pass grads_of(parameters) for the "
     "gradients, or its .detach() for its values"
 )
+_CAST = re.compile(r"\.astype\(np\.(\w+)\)")
 _ON_CPU, _ON_CUDA = 1, 2  # as DLPack numbers types of devices
 _ALIGNED = 16  # bytes: no access of a kernel is wider
 _ITEMSIZES = 2, 2, 4, 8  # of the dtypes of FLOATS, as compiled code numbers them
@@ -52,6 +54,9 @@ class Torch(Framework):
         if own:
             _describing()  # from now on compiled code knows tensors
         return own
+
+    def in_its_words(self, said: str) -> str:
+        return _CAST.sub(r".to(torch.\1)", said).replace(".astype(", ".to(")
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         if array.requires_grad and (write or not detach):
@@ -485,7 +490,8 @@ def _why_not(tensor: Any) -> str | None:
     if tensor.is_quantized:
         return "is quantised; pass its .dequantize()"
     if _name_of(tensor.dtype) not in _ACCEPTED:
-        return f"has dtype {tensor.dtype}; accepted: {', '.join(FLOATS)}"
+        instead = "torch.view_as_real of it" if tensor.is_complex() else "its .float()"
+        return f"has dtype {tensor.dtype}; accepted: {', '.join(FLOATS)}; pass {instead}"
     if tensor.is_neg():
         return "has its negative bit set: its memory holds -x; pass its .resolve_neg()"
     try:

@@ -197,8 +197,17 @@ def floating(array: Array, label: str) -> str:
                 f"{label} has dtype {array.dtype.str!r}, which is not in native byte order; pass "
                 f'{label}.astype("{array.dtype.newbyteorder("=")}")'
             )
-        raise TypeError(f"{label} has dtype {array.dtype}; accepted: {', '.join(FLOATS)}")
+        said = f"{label} has dtype {array.dtype}; accepted: {', '.join(FLOATS)}"
+        raise TypeError(said + _cast(array.dtype, label))
     return name
+
+
+def _cast(dtype: np.dtype[Any], label: str) -> str:
+    """What to pass in place of an array of numbers of such a dtype, as NumPy writes it."""
+    if dtype.kind == "c":
+        part = "np.float32" if dtype.itemsize == 8 else "np.float64"
+        return f"; pass {label}.view({part}), its real and imaginary parts as elements"
+    return f"; pass {label}.astype(np.float32)" if dtype.kind in "biuf" else ""
 
 
 def shape(array: Array, expected: Shape, label: str, meaning: str) -> None:

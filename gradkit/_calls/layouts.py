@@ -109,7 +109,10 @@ class RowLayout(NormLayout):
 
     def parameter(self, call: Any) -> tuple[Shape, str]:
         data = getattr(call, self.data)
-        return data.shape[call.axis :], f"the normalised dimensions of {self.data}"
+        meaning = f"the normalised dimensions of {self.data}"
+        if data.ndim - call.axis > 1:
+            meaning += f", from axis={call.axis} on (axis=-1: the last alone)"
+        return data.shape[call.axis :], meaning
 
     def check_statistics(self, call: Any, statistics: Sequence[Described]) -> None:
         shape, _ = self.statistic(call)
@@ -322,9 +325,11 @@ def _common(arrays: Iterable[Described]) -> str | None:
     for array in arrays:
         name = checks.floating(array, array.label)
         if first and first[1] != name:
+            pair = array.label, first[0]
+            cast, to = reversed(pair) if pair == ("x", "dy") else pair
             raise TypeError(
                 f"{array.label} has dtype {name} and {first[0]} has dtype {first[1]}; they must "
-                "agree"
+                f"agree: pass {cast}.astype({to}.dtype)"
             )
         first = first or (array.label, name)
     return first[1] if first else None

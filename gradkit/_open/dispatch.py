@@ -12,6 +12,7 @@ from gradkit._calls.backend import Backend
 from gradkit._calls.record import Call, Described, Plan
 from gradkit._host import chosen
 from gradkit._open import memory
+from gradkit._open.foreign import tell
 from gradkit._open.given import Given, known_framework, refuse_write, view_of
 from gradkit._open.gradients import Gradients
 from gradkit._open.memory import Named
@@ -41,6 +42,15 @@ def run(
     ``compute``: what computes them, if that is not the call by itself. ``by_name``: what opens a
     call of lists argument by argument, if something is unusual.
     """
+    try:
+        return _run(call, out, compute, by_name)
+    except (TypeError, ValueError) as error:
+        own = call.lists[0].name if call.lists else call.array_names[0]
+        tell(error, framework_for(type(getattr(call, own))))
+        raise
+
+
+def _run(call: Call, out: Any, compute: Compute | None, by_name: ByName | None) -> Any:
     outs = () if out is None else out if type(out) is tuple else (out,)
     by_name = by_name or _run_opened
     if compute is None and (out is None or len(outs) == len(call.results)):

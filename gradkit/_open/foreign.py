@@ -1,13 +1,27 @@
-"""Names that other libraries have for an argument, answered with ours."""
+"""What callers are told: our names for other libraries' arguments, and short tracebacks."""
 
 import inspect
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar, cast
+
+from gradkit._arrays import Framework
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_INSTEAD = {
+_OURS = str(Path(__file__).parents[1])
+_NO_NAMES: Mapping[str, str] = {}
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
+
+_ONE_VALUE = "pass clip_value, c for elements from -c to c"
+_NO_AXES = (
+    "leave it out: a norm is one number, of all elements; clip_by_block_norm takes axis, for one "
+    "of each row or column"
+)
+_INSTEAD: dict[str, str | Mapping[str, str]] = {
     "error_if_nonfinite": 'pass nonfinite="raise"',
     "total_norm": "pass norm",
     "clip_norm": "pass max_norm",
@@ -23,7 +37,17 @@ _INSTEAD = {
     "tensors": "pass grads",
     "updates": "pass grads",
     "model_params": "pass grads, such as grads_of(parameters)",
+    "max_grad_norm": "pass max_norm",
+    "a_min": _ONE_VALUE,
+    "a_max": _ONE_VALUE,
+    "min": _ONE_VALUE,
+    "max": _ONE_VALUE,
+    "ord": "pass norm_type",
+    "p": "pass norm_type",
+    "keepdims": _NO_AXES,
+    "keepdim": _NO_AXES,
     "alpha": "pass scale",
+    "loss_scale": "pass scale, 1 / loss_scale",
     "set_to_none": "leave it out: gradients stay, and become 0",
     "weight": "pass scale",
     "gamma": "pass scale",
@@ -31,16 +55,29 @@ _INSTEAD = {
     "offset": "pass scale_offset for what is added to scale, or bias",
     "epsilon": "pass eps",
     "variance_epsilon": "pass eps",
-    "dim": "pass axis",
+    "axis": {"channel_axis": "pass channel_axis", "": _NO_AXES},
+    "dim": {"axis": "pass axis", "channel_axis": "pass channel_axis", "": _NO_AXES},
+    "data_format": "pass channel_axis: 1 for channels first, -1 for channels last",
+    "num_channels": "leave it out: x has them along channel_axis",
     "reduction_axes": "pass axis, the first axis that is normalised",
     "feature_axes": "pass axis, the first axis that is normalised",
     "groups": "pass num_groups",
     "normalized_shape": "pass axis, the first axis that is normalised",
+    "input": "pass x",
+    "inputs": "pass x",
+    "elementwise_affine": "leave scale and bias out for a norm without them",
+    "affine": "leave scale and bias out for a norm without them",
+    "center": "leave bias out for a norm without it",
+    "track_running_stats": "pass running_mean and running_var, which move, or leave them out",
     "grad_output": "pass dy",
     "grad_out": "pass dy",
+    "dout": "pass dy",
     "rstd": "pass inv_std",
+    "invstd": "pass inv_std",
+    "var": "pass inv_std, 1 / sqrt(var + eps)",
     "save_mean": "pass mean",
     "save_invstd": "pass inv_std",
+    "running_variance": "pass running_var",
     "moving_mean": "pass running_mean, or mean to batch_norm_inference",
     "moving_variance": "pass running_var, or var to batch_norm_inference",
     "variance": "pass var",
@@ -50,22 +87,88 @@ _INSTEAD = {
 
 
 def answers(function: Function) -> Function:
-    """Make a function say what to pass in the place of another library's argument."""
+    """Make a function say what to pass in the place of what other libraries take."""
 
     @wraps(function)
     def answering(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except TypeError:
-            own = inspect.signature(function).parameters
-            for name in kwargs:
-                if name in _INSTEAD and name not in own:
-                    raise TypeError(
-                        f"{function.__name__}() has no argument {name!r}; {_INSTEAD[name]}"
-                    ) from None
+        except TypeError as error:
+            answer = _answer(function, args, kwargs)
+            if answer is not None:
+                raise TypeError(f"{function.__name__}() {answer}") from None
+            shorten(error)
+            raise
+        except ValueError as error:
+            shorten(error)
             raise
 
     return cast(Function, answering)
+
+
+def _answer(function: Function, args: Sequence[Any], kwargs: Iterable[str]) -> str | None:
+    """What is wrong with how a function was called, if its signature shows it."""
+    own = inspect.signature(function).parameters
+    for name in kwargs:
+        if name in _INSTEAD and name not in own:
+            said = _INSTEAD[name]
+            if not isinstance(said, str):  # by what the function takes
+                said = next(s for argument, s in said.items() if not argument or argument in own)
+            return f"has no argument {name!r}; {said}"
+    kinds = [parameter.kind for parameter in own.values()]
+    first = [*own][: kinds.index(_BY_NAME) if _BY_NAME in kinds else None]
+    if "axis" in own and own.keys() & {"x", "y"}:  # a norm, of rows
+        for given in args[1:]:
+            axis = _axis_of(given)
+            if axis is not None:
+                return (
+                    f"takes no shape by position, and got {given!r}; leave it out and pass "
+                    f"axis={axis}, the first axis that is normalised (-1 if left out)"
+                )
+    if len(args) > len(first):
+        named = ", ".join(list(own)[len(first) :])
+        hint = f", and by name {named}" if named else ""
+        return f"takes {len(first)} arguments by position, {', '.join(first)}{hint}"
+    return None
+
+
+def _axis_of(given: Any) -> int | None:
+    """The first axis that is normalised, if a value is PyTorch's shape of those, or an axis."""
+    if type(given) is int:
+        return min(given, -1)
+    if isinstance(given, (list, tuple)) and given and all(type(each) is int for each in given):
+        return -len(given)
+    return None
+
+
+def tell(error: Exception, library: Framework | None, names: Mapping[str, str] = _NO_NAMES) -> None:
+    """Make an error say what its reader needs: casts in the library's words, few of our frames.
+
+    ``names``: arguments that the function called has under other names.
+    """
+    said = own = str(error)
+    for name, instead in names.items():
+        own = re.sub(rf"\b{name}\b", instead, own)
+    if library is not None:
+        own = library.in_its_words(own)
+    if own != said:
+        error.args = (own,)
+    shorten(error)
+
+
+def shorten(error: Exception) -> None:
+    """Leave out of a traceback our frames between the first, and the last, which raised.
+
+    With ``GRADKIT_TRACEBACKS=full`` in the environment all of them stay.
+    """
+    at = error.__traceback__
+    if os.environ.get("GRADKIT_TRACEBACKS") == "full":
+        return
+    while at is not None and (after := at.tb_next) is not None:
+        if after.tb_next is not None and after.tb_frame.f_code.co_filename.startswith(_OURS):
+            at.tb_next = after.tb_next
+        else:
+            at = after
 
 
 def norm_comes(place: int) -> Callable[[Function], Function]:

@@ -1,8 +1,10 @@
 """What all calls share: one library, one device, and what is said of an argument that differs."""
 
 import math
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from numbers import Real
 from typing import Any, NoReturn
 
 import numpy as np
@@ -80,7 +82,7 @@ class Given:
         seen = view_of(framework, value, label)
         checks.shape(seen, (), label, _ONE)
         first_label, first = self.first()
-        dtype = checks.floating(seen, label)
+        dtype = floating(seen, label, framework)
         if first is None:  # nothing to compute on: the number's device does not matter
             return float(values_of(value, label))
         if _on_host(seen) and not (framework is self.framework and _on_host(first)):
@@ -144,9 +146,13 @@ class Given:
             return None
         if checks.is_flag(value):
             return np.asarray(float(value))
+        if not is_array(value):
+            kind = type(value).__qualname__
+            hint = f"; pass bool({label})" if isinstance(value, Real) else ""
+            raise TypeError(f"{label} must be a bool or an array of one number, not {kind}{hint}")
         view = self.argument(value, label)
         if view.dtype != bool:
-            checks.floating(view, label)
+            floating(view, label, self.framework)
         if view.size != 1:
             raise ValueError(f"{label} has shape {view.shape}; expected one number")
         self.numbers.append((label, view))
@@ -173,19 +179,45 @@ class Given:
         return self.framework.wrap(result, self.like)
 
 
-def known_framework(array: Any, label: str) -> Framework:
+def floating(view: Array, label: str, framework: Framework) -> str:
+    """As `checks.floating`; an error has the cast as the caller's library writes it."""
+    try:
+        return checks.floating(view, label)
+    except TypeError as error:
+        raise TypeError(framework.in_its_words(str(error))) from None
+
+
+def known_framework(given: Any, label: str) -> Framework:
     """The library of an argument that must be an array."""
-    framework = framework_of(array)
+    framework = framework_of(given)
     if framework is None:
-        kind = type(array)
-        instead = _INSTEAD.get(kind.__module__.partition(".")[0])
-        if hasattr(array, "named_parameters"):
-            instead = "grads_of(model.parameters())"
-        elif kind is str and label.endswith("]"):
-            instead = "named_grads_of(pairs) if these are (name, parameter) pairs"
+        instead = _instead_of(given, label)
         hint = f"; pass {instead}" if instead else ""
-        raise TypeError(f"{label} is a {kind.__qualname__}; expected an array{hint}")
+        raise TypeError(f"{label} is {_kind_of(given)}; expected an array{hint}")
     return framework
+
+
+def _kind_of(given: Any) -> str:
+    kind = "array.array" if isinstance(given, array) else type(given).__qualname__
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+def _instead_of(given: Any, label: str) -> str | None:
+    """What to pass in the place of an object that is no array."""
+    if hasattr(given, "parameters") or hasattr(given, "named_parameters"):
+        return "grads_of(model.parameters())"
+    if hasattr(given, "grad"):
+        return f"{label}.grad, or grads_of(parameters) for a list of them"
+    if isinstance(given, str):
+        pairs = "named_grads_of(pairs) if these are (name, parameter) pairs"
+        return pairs if label.endswith("]") else None
+    if isinstance(given, (Mapping, list, tuple)) and label in ("buffer", "grad"):
+        return "containers to accumulate_grads"
+    if isinstance(given, (list, tuple, array, memoryview)):
+        return f"np.asarray({label}, np.float32)"
+    if isinstance(given, Real) and "[" in label:  # of what was taken for a container of arrays
+        return f"np.asarray({label.rpartition('[')[0]}, np.float32)"
+    return _INSTEAD.get(type(given).__module__.partition(".")[0])
 
 
 def values_of(array: Any, label: str) -> np.ndarray[Any, Any]:

@@ -22,7 +22,6 @@ from gradkit._backend import (
     Views,
     picked,
 )
-from gradkit._calls import checks
 from gradkit._calls.roles import Grads
 from gradkit._dtypes import float_name
 from gradkit._host import chosen
@@ -30,6 +29,7 @@ from gradkit._open import memory, trees
 from gradkit._open.given import (
     Given,
     check_device,
+    floating,
     known_framework,
     refuse_mixture,
     refuse_write,
@@ -399,7 +399,7 @@ class Gradients(Given):
         if None not in map(float_name, set(map(_dtype_of, self.views))):
             return
         for view, name in zip(self.views, self.names(), strict=True):
-            checks.floating(view, name)
+            floating(view, name, self.framework)
 
     def _check_writable(self) -> None:
         if isinstance(self.views, Borrowed):

@@ -38,7 +38,7 @@ class Results:
             self._given: tuple[Any, ...] = (None,) * count
             self.views, self.fresh = [None] * count, True
             return
-        self._given = as_tuple(out, count)
+        self._given = as_tuple(out, count, label)
         self.fresh = all(map(is_, self._given, repeat(None)))
         plain = owner.framework is HOST and _NUMPY.issuperset(map(type, self._given))
         if plain or owner.are_views([array for array in self._given if array is not None]):
@@ -155,11 +155,14 @@ def labels_of(count: int, label: str = "out") -> Sequence[str]:
     return [f"{label}[{k}]" for k in range(count)] if count > 1 else [label]
 
 
-def as_tuple(out: Any, count: int) -> tuple[Any, ...]:
+def as_tuple(out: Any, count: int, label: str | tuple[str, ...] = "out") -> tuple[Any, ...]:
     """The arrays of ``out``, one for each result."""
     if count == 1 and is_array(out):
         return (out,)
     if not isinstance(out, tuple) or len(out) != count:
+        if isinstance(label, str) and label != "out":
+            kind = type(out).__qualname__
+            raise TypeError(f"{label} must be an array that the result is written to, not {kind}")
         wanted = f"a tuple of {count}" if count > 1 else "an array or a tuple of 1"
         given = f"a tuple of {len(out)}" if isinstance(out, tuple) else type(out).__qualname__
         raise TypeError(f"out must be {wanted} (None for what may be allocated), not {given}")

@@ -1,5 +1,6 @@
 """Nested containers of gradients: their leaves, the leaves' names, and the way back."""
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, zip_longest
 from operator import attrgetter
@@ -12,6 +13,7 @@ from gradkit._open.shards import Parts
 IsLeaf = Callable[[Any], bool]
 Keys: TypeAlias = tuple[Any, ...]
 
+_NO_CONTAINERS = (str, bytes, bytearray, array)  # that iterate over their elements
 _DEEPEST = 100  # containers in each other; Python has a thousand frames for all of a program
 
 
@@ -19,7 +21,7 @@ def freeze(tree: Any, is_leaf: IsLeaf = is_array, depth: int = 0) -> Any:
     """The same tree with every one-shot iterable (a generator, a dict view) made a list."""
     if tree is None or is_leaf(tree):
         return tree
-    if not isinstance(tree, Iterable) or isinstance(tree, (str, bytes, bytearray)):
+    if not isinstance(tree, Iterable) or isinstance(tree, _NO_CONTAINERS):
         return tree
     if hasattr(tree, "shape"):  # an array that is not known: a sparse one, say
         return tree
@@ -219,14 +221,14 @@ def gradient_of(parameter: Any, attr: str, label: str) -> Any:
     """One parameter's gradient."""
     try:
         return getattr(parameter, attr)
-    except AttributeError as error:
+    except AttributeError:
         kind = type(parameter).__qualname__
         hint = ""
         if isinstance(parameter, str):
             hint = "; pass (name, parameter) pairs to named_grads_of"
         elif hasattr(parameter, "named_parameters"):
             hint = "; pass model.parameters()"
-        raise TypeError(f"{label} a {kind}, which has no .{attr}{hint}") from error
+        raise TypeError(f"{label} a {kind}, which has no .{attr}{hint}") from None
 
 
 def takes_no_gradient(value: Any, attr: str) -> bool:

@@ -166,6 +166,8 @@ def adaptive_limits(
 ) -> UnitLimits:
     """The limit of each unit, from the norm of the same unit of the parameters."""
     ratio, (held, named) = group.limit(clipping, "clipping"), _params(group, params)
+    if not (isinstance(ratio, float) and math.isfinite(ratio)):
+        least = max(least, math.ulp(0.0))  # so that inf clips nothing: inf * 0 is NaN
     norms = group.backend.empty((units.total,), FLOAT64)
     group.backend.unit_norms(
         UnitNorms(grads=held, norm_type=2.0, axes=units.axes, mean=False, norms=norms)

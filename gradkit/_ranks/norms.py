@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradkit import _numpy
+from gradkit._arrays import is_array
 from gradkit._backend import FLOAT64, Shape, Spec, Spread
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
 from gradkit._calls.lists import GradNorm, NormParts
 from gradkit._calls.roles import Flags, Norm
-from gradkit._dtypes import float_of
+from gradkit._dtypes import float_name, float_of
 from gradkit._open import trees
 from gradkit._open.clipping import NORM, Rule, raise_if_nonfinite, scale_of
 from gradkit._open.given import refuse_write
@@ -104,9 +105,14 @@ def flags_of(held: Gradients, found_inf: Any, shape: Shape) -> Results | None:
     if found_inf is None:
         return None
     refuse_write(held.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
+    if not is_array(found_inf):
+        kind = type(found_inf).__qualname__
+        raise TypeError(f"{_FOUND_INF} must be a float32 array that is written to, not {kind}")
     view = held.view(found_inf, _FOUND_INF)
-    if view.dtype != bool:
-        checks.floating(view, _FOUND_INF)
+    if view.dtype != bool and float_name(view.dtype) is None:
+        raise TypeError(
+            f"{_FOUND_INF} has dtype {view.dtype}, and is written to; pass zeros of float32"
+        )
     wanted = view.shape if shape == () and view.shape == (1,) else shape
     return held.outputs(found_inf, (Spec("the norm", wanted, view.dtype),), label=_FOUND_INF)
 

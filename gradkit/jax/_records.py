@@ -65,6 +65,10 @@ class TracedNorm(Generic[P]):
     def of(self, call: Call, **more: Any) -> Any:
         """The same of a record, with further numbers."""
         arrays = {name: getattr(call, name) for name in self.inputs}
+        for name, array in arrays.items():
+            if isinstance(array, (list, tuple)):
+                kind = type(array).__name__
+                raise TypeError(f"{name} is a {kind}; expected an array; pass jnp.asarray({name})")
         numbers = (*numbers_of(call), *more.items())
         if all(array is None or is_known(array.shape) for array in arrays.values()):
             return _trace(self, numbers, tuple(arrays.values()))

@@ -13,6 +13,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrads
+from gradkit._open.foreign import answers
 from gradkit.jax._callbacks import ResultShape, call, is_known, sharding_of
 from gradkit.jax._compiled import named_call
 from gradkit.jax._numbers import given, read
@@ -23,6 +24,7 @@ _Tree = TypeVar("_Tree")
 _REFUSAL = "accumulate_grads is not differentiable; compute buffer + scale * grad instead"
 
 
+@answers
 def accumulate_grads(
     buffers: _Tree,
     grads: Any,
@@ -89,6 +91,7 @@ def accumulate_grads(
     return _accumulate(buffers, None, grads, (*numbers, own), casting)[0]
 
 
+@answers
 def accumulate_grads_compensated(
     buffers: _Tree,
     compensation: _Tree,

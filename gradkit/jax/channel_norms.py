@@ -10,6 +10,7 @@ import numpy as np
 import gradkit
 from gradkit._calls import channels, checks
 from gradkit._open.dispatch import write
+from gradkit._open.foreign import answers
 from gradkit.jax._callbacks import (
     ResultShape,
     axes_of,
@@ -98,6 +99,7 @@ _INFERENCE = TracedNorm(
 _GROUP_NORM = TracedNorm("group_norm", channels.GroupNorm, channels.GroupNormGrad)
 
 
+@answers
 def group_norm(
     x: Any,
     num_groups: int,
@@ -151,6 +153,7 @@ def group_norm(
     )
 
 
+@answers
 def batch_norm(
     x: Any,
     scale: Any = None,
@@ -234,6 +237,7 @@ def batch_norm(
     return y, jax.lax.stop_gradient(mean), jax.lax.stop_gradient(var)
 
 
+@answers
 def batch_norm_inference(
     x: Any,
     scale: Any,

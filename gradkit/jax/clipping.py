@@ -15,6 +15,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import FLOAT64, Array, Views
 from gradkit._calls import checks, lists
 from gradkit._open.dispatch import write
+from gradkit._open.foreign import answers
 from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all, sharding_of, varying
 from gradkit.jax._compiled import CompiledCall, named_call
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
@@ -56,6 +57,7 @@ class Clipped(NamedTuple):
     state: jax.Array | None = None
 
 
+@answers
 def grad_norm(
     grads: Any,
     norm_type: float = 2.0,
@@ -92,6 +94,7 @@ def grad_norm(
     return _clip(grads, pair(np.inf), _scale(scale), None, rule).norm
 
 
+@answers
 def clip_by_global_norm(
     grads: _Tree,
     max_norm: Any,

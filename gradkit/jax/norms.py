@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from gradkit._calls import rows
+from gradkit._open.foreign import answers
 from gradkit.jax._records import TracedNorm
 
 __all__ = [
@@ -32,6 +33,7 @@ _GATED_RMS_NORM = TracedNorm("gated_rms_norm", rows.GatedRmsNorm, rows.GatedRmsN
 _ADD_RMS_NORM = TracedNorm("add_rms_norm", rows.AddRmsNorm, rows.RmsNormGrad, x="s")
 
 
+@answers
 def layer_norm(
     x: Any,
     scale: Any = None,
@@ -82,6 +84,7 @@ def layer_norm(
     return _LAYER_NORM(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=scale_offset)
 
 
+@answers
 def add_layer_norm(
     x: Any,
     residual: Any,
@@ -136,6 +139,7 @@ def add_layer_norm(
     )
 
 
+@answers
 def invertible_layer_norm(
     x: Any, scale: Any = None, bias: Any = None, *, axis: int = -1, eps: float = 1e-5
 ) -> jax.Array:
@@ -177,6 +181,7 @@ def invertible_layer_norm(
     return _INVERTIBLE(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=0.0)
 
 
+@answers
 def rms_norm(
     x: Any,
     scale: Any = None,
@@ -214,6 +219,7 @@ def rms_norm(
     return _RMS_NORM(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
 
 
+@answers
 def invertible_rms_norm(
     x: Any,
     scale: Any = None,
@@ -255,6 +261,7 @@ def invertible_rms_norm(
     return _INVERTIBLE_RMS(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
 
 
+@answers
 def add_rms_norm(
     x: Any,
     residual: Any,
@@ -301,6 +308,7 @@ def add_rms_norm(
     )
 
 
+@answers
 def gated_rms_norm(
     x: Any,
     gate: Any,

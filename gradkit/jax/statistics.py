@@ -11,6 +11,7 @@ from gradkit._backend import FLOAT64, Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import STATS, STATS_PART, ListStats
 from gradkit._calls.roles import Numbers
+from gradkit._open.foreign import answers
 from gradkit._ranks.statistics import joined
 from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all
 from gradkit.jax._numbers import doubles, pairs, store, widest
@@ -25,6 +26,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
+@answers
 def grad_stats(grads: Any, *, axis_name: Any = None, replicas: Any = 1) -> "GradStats[jax.Array]":
     """Norm, largest magnitude, mean, zeros and non-finite elements of each gradient, by name.
 

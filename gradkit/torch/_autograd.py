@@ -35,12 +35,15 @@ from torch.compiler import is_compiling
 from torch.fx import Proxy
 
 from gradkit._arrays.torch import NESTED
+from gradkit._arrays.torch import Torch as _Torch
 from gradkit._calls.record import Call
+from gradkit._open.foreign import tell
 from gradkit.torch._known import KnownCalls
 
 _NAMESPACE = "gradkit"
 _LIBRARY = torch.library.Library(_NAMESPACE, "DEF")
 _INSTEAD = "use that of torch.nn.functional"
+_TENSORS = _Torch()
 _FIRST_ORDER = f"gradkit has no second derivatives of norms; {_INSTEAD}"
 _REVERSE_MODE = f"gradkit has no forward-mode derivatives of norms; {_INSTEAD}"
 _ONNX = (
@@ -78,9 +81,12 @@ def recorded(function: Function) -> Function:
 
 
 def refuse_nested(tensor: Tensor, label: str) -> None:
-    """Raise if a tensor has no shape."""
+    """Raise if an argument is no tensor, or one without a shape."""
     if isinstance(tensor, Proxy):
         raise IsRecorded(tensor)
+    if not isinstance(tensor, Tensor):
+        kind = type(tensor).__qualname__
+        raise TypeError(f"{label} is of type {kind}; expected a tensor; pass torch.as_tensor of it")
     if tensor.is_nested:
         raise TypeError(f"{label} is a nested tensor; {NESTED}")
 
@@ -279,17 +285,25 @@ class Norm:
         tensors = args[: self._tensors]
         if is_compiling():
             return self.dispatched(*args)[self.seen]
-        compute = None if _is_observed(tensors[0]) else self._calls.find(args)
-        if compute is None and not _are_plain(tensors):
-            for tensor, argument in zip(tensors, self.overload._schema.arguments, strict=False):
-                if tensor is not None:
-                    refuse_nested(tensor, _NAMES.get(argument.name, argument.name))
-            return self.dispatched(*args)[self.seen]
-        if is_grad_enabled():
-            for tensor in tensors:
-                if tensor is not None and tensor.requires_grad:
-                    return self._apply_at_once(*args, compute or self._calls)
-        return (compute or self._calls)(*args)[self.seen]
+        try:
+            compute = None if _is_observed(tensors[0]) else self._calls.find(args)
+            if compute is None and not _are_plain(tensors):
+                self._refuse_nested(tensors)
+                return self.dispatched(*args)[self.seen]
+            if is_grad_enabled():
+                for tensor in tensors:
+                    if tensor is not None and tensor.requires_grad:
+                        return self._apply_at_once(*args, compute or self._calls)
+            return (compute or self._calls)(*args)[self.seen]
+        except (TypeError, ValueError) as error:
+            self._refuse_nested(tensors)  # among others what is no tensor
+            tell(error, _TENSORS, _NAMES)
+            raise
+
+    def _refuse_nested(self, tensors: Sequence[Tensor | None]) -> None:
+        for tensor, argument in zip(tensors, self.overload._schema.arguments, strict=False):
+            if tensor is not None:
+                refuse_nested(tensor, _NAMES.get(argument.name, argument.name))
 
     def dispatched(self, *args: Any) -> Any:
         """All results, as a tuple, through the dispatcher."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import gradkit
-from gradkit._open.foreign import norm_comes
+from gradkit._open.foreign import answers, norm_comes
 from gradkit._ranks.torch import shard_of
 from gradkit.distributed import Group, Names, PlainOfEach, ShardedGrads, from_torch, shards_of
 
@@ -37,6 +37,7 @@ __all__ = [
 Tensors: TypeAlias = Tensor | Iterable[Tensor]
 
 
+@answers
 def get_total_norm(
     tensors: Tensors,
     norm_type: float = 2.0,
@@ -82,6 +83,7 @@ def get_total_norm(
     return norm_by(gradkit.grad_norm, held, norm_type=norm_type, error=error_if_nonfinite)
 
 
+@answers
 def clip_grad_norm_(
     parameters: Tensors,
     max_norm: float | Tensor,
@@ -222,6 +224,7 @@ def clip_grads_with_norm_(
     gradkit.clip_grads_with_norm(grads, norm, max_norm=max_norm)
 
 
+@answers
 def clip_grad_value_(
     parameters: Tensors,
     clip_value: float,

@@ -493,7 +493,7 @@ def instance_norm(
             "element per channel and sample"
         )
     if running_mean is None and running_var is None:
-        return group_norm(input, input.shape[1], weight, bias, eps)
+        return group_norm(input, input.shape[1] or 1, weight, bias, eps)  # of no channels too
     samples, channels = input.shape[:2]
     x = input.reshape(1, samples * channels, *input.shape[2:])
     running = running_mean, running_var
@@ -603,6 +603,12 @@ def batch_norm(
 def _axis(input: Tensor, normalized_shape: Sequence[int]) -> int:
     """The first normalised dimension, counted from the end."""
     refuse_nested(input, "input")
+    if isinstance(normalized_shape, (int, Tensor)):
+        kind = type(normalized_shape).__qualname__
+        raise TypeError(
+            f"normalized_shape must be a tuple of the last dimensions of input, such as "
+            f"{tuple(input.shape[-1:])}, not {kind}"
+        )
     wanted = tuple(normalized_shape)
     if not wanted or input.shape[-len(wanted) :] != wanted:
         raise ValueError(

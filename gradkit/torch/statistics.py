@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 import gradkit
+from gradkit._open.foreign import answers
 from gradkit.distributed import Group, Names, PlainOfEach, ShardedGrads, shards_of
 from gradkit.torch.clipping import Held, refuse_names, spread
 
 __all__ = ["grad_stats"]
 
 
+@answers
 def grad_stats(
     parameters: torch.nn.Module | Iterable[tuple[str, Tensor]] | Iterable[Tensor],
     *,

@@ -31,8 +31,8 @@ RUNNING = "update_running_statistics"
 OLD = ">f4"  # a dtype that is not in native byte order
 # What messages of a TypeError say; all others are those of a ValueError.
 OF_TYPES = re.compile(
-    r"has dtype|(is|holds) (a |float64)|must be an? (bool|integer|tuple|real number, )"
-    r"|is None; pass|be \.\*"
+    r"has dtype|(is|holds) (a |an int|float64)|is None; pass|be \.\*"
+    r"|must be an? (bool|float32|integer|tuple|real number, )"
 )
 
 
@@ -93,7 +93,7 @@ def not_gradients():
         r"grads\[1\] is a float; expected an array": 1.0,
         r"grads\[1\] is a str; expected an array": "gradient",
         r"grads\[1\] (is a |a )(masked|numpy) array": np.ma.ones(3),
-        r"grads\[1\]\['w'\]\[0\] is a int": {"w": [3]},
+        r"grads\[1\]\['w'\]\[0\] is an int": {"w": [3]},
         r"grads\[1\] is a Sparse; expected an array; pass its \.data,": Sparse(),
     }
     for function in LISTS:
@@ -221,7 +221,7 @@ def flags():
         for message, found_inf in {
             "found_inf has dtype": array(np.array(0)),
             r"found_inf has shape \(3,\)": array(np.zeros(3, bool)),
-            "found_inf is a float; expected an array": 0.0,
+            "found_inf must be a float32 array that is written to, not float": 0.0,
             "found_inf is read-only": read_only(np.zeros(count)),
             r"found_inf shares memory with grads\[1\]": lambda _, g, n=count: g["grads"][1][:n],
         }.items():
@@ -271,7 +271,7 @@ def guards():
         )
     for value in (None, [0.0, 0.0, 0.0], 1.0):
         yield refused(update, f"state is a {type(value).__name__}; expected an array", state=value)
-    yield refused("spike_guard_init", "like is a int; expected", like=1)
+    yield refused("spike_guard_init", "like is an int; expected", like=1)
     yield refused("spike_guard_init", "count must be at least 0, not -1", count=-1)
     yield refused("spike_guard_init", "count must be an integer, not float", count=1.0)
     for norm in (np.ones(3), np.ones(())):
@@ -507,8 +507,8 @@ def verdicts():
         "limit must be at least 0, not nan": NAN,
         r"found_inf has shape \(2,\); expected one": array(np.zeros(2)),
         "found_inf has dtype int64; accepted: float": array(np.zeros((), int)),
-        "found_inf is a float; expected an array": 0.0,
-        "found_inf is a str; expected an array": "no",
+        r"found_inf must be a bool or .*, not float; pass bool\(found_inf\)": 0.0,
+        "found_inf must be a bool or an array of one number, not str": "no",
         "out has dtype float64; verdict has dtype bool": array(np.zeros(())),
     }.items():
         yield refused("step_verdict", message, **{message.partition(" ")[0]: wrong})

@@ -25,6 +25,16 @@ CALLS = {
     "foreach": lambda v: gradkit.clip_grad_value([X], 1.0, foreach=v),
     "parameters": lambda v: gradkit.clip_grad_norm(parameters=v, max_norm=1.0),
     "model_params": lambda v: gradkit.clip_grad_adaptive([X], model_params=v),
+    "max_grad_norm": lambda v: gradkit.clip_grad_norm([X], max_grad_norm=v),
+    "a_min": lambda v: gradkit.clip_grad_value([X], a_min=v, a_max=1.0),
+    "a_max": lambda v: gradkit.clip_grad_value([X], a_max=v, a_min=-1.0),
+    "min": lambda v: gradkit.clip_grad_value([X], min=v),
+    "max": lambda v: gradkit.clip_grad_value([X], max=v),
+    "ord": lambda v: gradkit.grad_norm([X], ord=v),
+    "p": lambda v: gradkit.clip_by_global_norm([X], 1.0, p=v),
+    "keepdims": lambda v: gradkit.grad_norm([X], keepdims=v),
+    "keepdim": lambda v: gradkit.grad_norm([X], keepdim=v),
+    "loss_scale": lambda v: gradkit.clip_grad_norm([X], 1.0, loss_scale=v),
     "alpha": lambda v: gradkit.accumulate_grads([X], [X], alpha=v),
     "set_to_none": lambda v: gradkit.zero_grad([X], set_to_none=v),
     "weight": lambda v: gradkit.layer_norm(X, weight=v),
@@ -40,7 +50,20 @@ CALLS = {
     "variance": lambda v: gradkit.batch_norm_inference(X, None, None, X[0], variance=v),
     "use_running_average": lambda v: gradkit.batch_norm(X, use_running_average=v),
     "epsilon": lambda v: gradkit.batch_norm(X, epsilon=v),
+    "axis": lambda v: gradkit.batch_norm(X, axis=v),
     "dim": lambda v: gradkit.clip_by_block_norm(X, 1.0, dim=v),
+    "data_format": lambda v: gradkit.batch_norm_grad(X, X, None, X[0], X[0], data_format=v),
+    "num_channels": lambda v: gradkit.group_norm(X, 1, num_channels=v),
+    "input": lambda v: gradkit.layer_norm(input=v),
+    "inputs": lambda v: gradkit.rms_norm(inputs=v),
+    "elementwise_affine": lambda v: gradkit.layer_norm(X, elementwise_affine=v),
+    "affine": lambda v: gradkit.group_norm(X, 1, affine=v),
+    "center": lambda v: gradkit.batch_norm(X, center=v),
+    "track_running_stats": lambda v: gradkit.batch_norm(X, track_running_stats=v),
+    "dout": lambda v: gradkit.rms_norm_grad(x=X, scale=None, inv_std=X[:, 0], dout=v),
+    "invstd": lambda v: gradkit.rms_norm_grad(X, X, None, invstd=v),
+    "var": lambda v: gradkit.layer_norm_grad(X, X, None, X[:, 0], var=v),
+    "running_variance": lambda v: gradkit.batch_norm(X, running_variance=v),
     "normalized_shape": lambda v: gradkit.layer_norm(X, normalized_shape=v),
     "grad_output": lambda v: gradkit.rms_norm_grad(X, X, None, X[:, 0], grad_output=v),
     "grad_out": lambda v: gradkit.layer_norm_grad(X, X, None, X[:, 0], X[:, 0], grad_out=v),
@@ -59,12 +82,23 @@ def test_every_name_is_asked_for():
 def test_the_answer_names_ours(name):
     with pytest.raises(TypeError) as caught:
         CALLS[name](1.0)
-    assert f"has no argument {name!r}; {_INSTEAD[name]}" in str(caught.value)
+    told = _INSTEAD[name]
+    if not isinstance(told, str):
+        told = told["axis" if name == "dim" else "channel_axis"]
+    assert f"has no argument {name!r}; {told}" in str(caught.value)
     assert caught.value.__cause__ is None
-    advised = _INSTEAD[name].removeprefix("pass ").partition("=")[0].partition(",")[0]
+    advised = told.removeprefix("pass ").partition("=")[0].partition(",")[0]
     if " " not in advised:  # it is the name of one of our arguments
         functions = (getattr(gradkit, n) for n in gradkit.__all__)
         assert any(advised in signature(f).parameters for f in functions if isfunction(f))
+
+
+def test_the_answer_depends_on_what_the_function_takes():
+    with pytest.raises(TypeError, match="has no argument 'axis'; pass channel_axis"):
+        gradkit.group_norm(X, 1, axis=-1)
+    for name in ("axis", "dim"):
+        with pytest.raises(TypeError, match=f"'{name}'; leave it out: a norm is one number"):
+            gradkit.grad_norm([X], **{name: 0})
 
 
 def test_other_errors_are_the_functions_own():
@@ -72,5 +106,5 @@ def test_other_errors_are_the_functions_own():
         gradkit.layer_norm(X, colour=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'max_norm'"):
         gradkit.clip_grad_norm([X])
-    with pytest.raises(TypeError, match=r"grads is a int; expected an array"):
+    with pytest.raises(TypeError, match=r"grads is an int; expected an array"):
         gradkit.grad_norm(3)

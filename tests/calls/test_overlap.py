@@ -118,7 +118,7 @@ def test_the_first_overlap_is_one(arrays):
         assert found in pairs if pairs else found is None
 
 
-@pytest.fixture(params=["compiled", "not compiled"], scope="module")
+@pytest.fixture(params=["compiled", "not compiled"], scope="class")
 def code(request):
     """The search among NumPy's arrays as it is, and as it is where nothing was compiled."""
     with pytest.MonkeyPatch.context() as patched:
@@ -215,6 +215,11 @@ def test_an_array_meets_itself_and_what_lies_in_its_memory():
     assert sorted(memory.meetings(HOST, written, read)) == [(8, 3), (8, 5)]
     read[11] = written[2][1:]
     assert sorted(memory.meetings(HOST, written, read)) == [(2, 11), (8, 3), (8, 5)]
+
+
+def test_the_search_is_as_it_was():
+    """What the fixture has patched is whole again for the tests behind it."""
+    assert _host.code is COMPILED
 
 
 def test_outputs_beside_many_inputs_are_not_compared_with_each(monkeypatch):

@@ -734,6 +734,19 @@ def test_statistics_may_stop_to_be_tracked():
     assert swapped.num_batches_tracked == 0
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 3), (2, 0, 3, 3), (0, 3, 4), (2, 3, 0)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_instance_norms_of_nothing(shape, compiled):
+    """Also of no channels, as PyTorch's without a weight."""
+    x, weight = torch.ones(shape, requires_grad=True), torch.ones(shape[1], requires_grad=True)
+    norm = torch.compile(instance_norm, backend="aot_eager") if compiled else instance_norm
+    y = norm(x, weight)
+    assert y.shape == torch.nn.functional.instance_norm(x).shape == shape
+    y.sum().backward()
+    assert x.grad.shape == shape
+    assert weight.grad.tolist() == [0.0] * shape[1]
+
+
 @pytest.mark.parametrize("momentum", [0.1, 0.3, 0.0, None])
 def test_statistics_of_instance_norms_are_those_of_all_samples(momentum):
     theirs = torch.nn.InstanceNorm2d(

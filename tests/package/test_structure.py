@@ -92,7 +92,15 @@ RECORDS = {"_calls.channels", "_calls.record", "_calls.rows", "_dtypes", "_open.
 PRIVATE = {
     "jax": RECORDS
     | {"_calls.checks", "_calls.layouts", "_calls.lists", "_calls.roles"}
-    | {"_arrays", "_arrays.cuda", "_arrays.dlpack", "_backend", "_host", "_numpy.floating_point"}
+    | {
+        "_arrays",
+        "_arrays.cuda",
+        "_arrays.dlpack",
+        "_backend",
+        "_host",
+        "_numpy.floating_point",
+        "_open.foreign",
+    }
     | {"_ranks.statistics"},
     "torch": RECORDS | {"_arrays.torch", "_host", "_open.foreign", "_ranks.torch", "_threads"},
 }

@@ -328,6 +328,26 @@ def test_a_parameter_that_is_not_finite(backend, value):
     np.testing.assert_array_equal(backend.asnumpy(got), expected)
 
 
+@pytest.mark.parametrize("as_array", [False, True])
+def test_an_infinite_limit_clips_nothing(backend, as_array):
+    """Also times the norm of a parameter that is 0, if eps is; a finite one clips that to 0."""
+    hosts = np.array([3.0, 4.0]), np.array([[1e-300, 2.0], [1e300, 1.0]])
+    params = list(map(backend.asarray, (np.zeros(2), np.array([[0.0, 0.0], [1.0, 2.0]]))))
+
+    def clipped(limit):
+        limit = backend.asarray(np.array(limit)) if as_array else limit
+        return gradkit.clip_by_adaptive_norm(
+            list(map(backend.asarray, hosts)), params, limit, eps=0.0, axis=1
+        )[0]
+
+    for found, host in zip(clipped(INF), hosts, strict=True):
+        assert_same_bits(backend.asnumpy(found), host)
+    vector, rows = map(backend.asnumpy, clipped(0.25))
+    assert_same_bits(vector, np.zeros(2))
+    assert_same_bits(rows[0], np.zeros(2))
+    assert rows[1, 0] > 0
+
+
 def test_parameters_where_gradients_are(backend):
     """None has no parameter to look at; a dict may hold parameters without gradients."""
 

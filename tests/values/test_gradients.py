@@ -116,7 +116,7 @@ def test_names_count_what_has_a_norm(backend):
         assert gradkit.names_of(grads) == names
         assert gradkit.per_tensor_norms(grads, flat=True).shape == (len(names),)
     assert gradkit.names_of(iter([f(1.0), None, f(2.0)])) == ["0", "2"]
-    with pytest.raises(TypeError, match=r"grads\['a'\]\[1\] is a int; expected an array"):
+    with pytest.raises(TypeError, match=r"grads\['a'\]\[1\] is an int; expected an array"):
         gradkit.names_of({"a": [f(1.0), 3]})
 
 

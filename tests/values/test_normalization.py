@@ -174,6 +174,28 @@ def test_constant_rows_at_the_top_of_the_range(backend, name, columns):
     check_norm(backend, p, "layer_norm_grad")
 
 
+@pytest.mark.guarantee("Any magnitude")
+@pytest.mark.parametrize("function", ["layer_norm_grad", "rms_norm_grad", "batch_norm_grad"])
+@pytest.mark.parametrize("columns", [5, 33, 1030])
+def test_gradients_up_to_the_range_of_their_sums(backend, function, columns):
+    """Powers of two change no bit of results while sums of magnitudes are finite in float32."""
+    rng = np.random.default_rng(columns)
+    x, dy = rng.standard_normal((2, 8, columns)).astype(np.float32)
+    dy = np.sign(dy) * rng.uniform(1, 2, dy.shape).astype(np.float32)
+    axis = 0 if function.startswith("batch") else 1
+    scale = np.ones(columns, np.float32)
+    deviations = x - x.mean(axis, keepdims=True)
+    inv_std = 1 / np.sqrt((deviations**2).mean(axis))
+    mean = () if function.startswith("rms") else (x.mean(axis),)
+    least = np.abs(x * dy * np.expand_dims(inv_std, axis)).sum(axis).max() + np.abs(dy).sum(1).max()
+    top = 2.0 ** (125 - int(np.ceil(np.log2(least))))
+    rest = list(map(backend.asarray, (x, scale, *mean, inv_std)))
+    plain = getattr(gradkit, function)(backend.asarray(dy), *rest)
+    large = getattr(gradkit, function)(backend.asarray(dy * np.float32(top)), *rest)
+    for own, other in zip(plain, large, strict=True):
+        assert_same_bits(backend.asnumpy(other), backend.asnumpy(own) * np.float32(top))
+
+
 @TYPES
 @pytest.mark.parametrize("mean", [16.0, 100.0])
 def test_means_that_a_single_number_hardly_holds(backend, types, mean):

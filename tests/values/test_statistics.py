@@ -214,7 +214,7 @@ def test_keys_that_are_no_text_are_named_by_it():
 def test_names_that_are_one():
     with pytest.raises(ValueError, match=r"grads has two gradients named 'a\.b'"):
         gradkit.grad_stats({"a.b": f(1.0), "a": {"b": f(2.0)}})
-    with pytest.raises(TypeError, match=r"grads\[1\] is a int; expected an array"):
+    with pytest.raises(TypeError, match=r"grads\[1\] is an int; expected an array"):
         gradkit.grad_stats([f(1.0), 3])
 
 
