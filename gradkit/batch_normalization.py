@@ -100,9 +100,10 @@ def batch_norm(
         them as they are. Arrays of JAX and TensorFlow cannot be written:
         :func:`update_running_statistics` returns new ones.
     momentum : float
-        From 0 to 1: the weight of this batch. With 0, nothing moves; with 1, they become the
-        batch's own mean and unbiased variance, whatever they were, NaN too. ``1 / k`` for the k-th
-        batch gives the average over batches. Keras and ONNX call ``1 - momentum`` momentum.
+        From 0 to 1: the weight of this batch in running statistics, for which alone it is. With 0,
+        nothing moves; with 1, they become the batch's own mean and unbiased variance, whatever they
+        were, NaN too. ``1 / k`` for the k-th batch gives the average over batches. Keras and ONNX
+        call ``1 - momentum`` momentum.
     out : tuple (y, mean, inv_std), optional
         Where the results are written; ``y`` may be ``x``.
     engine : {"cudnn", "cudnn-persistent", "native"} or None
@@ -129,10 +130,10 @@ def batch_norm(
         written.
     ValueError
         Incompatible shapes; ``bias`` without ``scale``; ``channel_axis`` out of range; ``eps``
-        negative or not finite; ``momentum`` not from 0 to 1; an output that overlaps an input;
-        running statistics that are read-only or share memory, or one element per channel (of all
-        ranks) to move them by; an ``engine`` that does not support these arrays or ``group``.
-        Nothing is written.
+        negative or not finite; ``momentum`` not from 0 to 1, or without running statistics; one
+        element per channel, of all ranks together: it has no variance; an output that overlaps an
+        input; running statistics that are read-only or share memory; an ``engine`` that does not
+        support these arrays or ``group``. Nothing is written.
     RankError
         Another rank of ``group`` failed, or has other channels, another ``eps`` or ``momentum``, or
         other arguments that are ``None``. Nothing is written.

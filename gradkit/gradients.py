@@ -52,12 +52,16 @@ def grads_of(parameters: Any, *, attr: str = "grad") -> list[Any]:
     Returns
     -------
     list
-        The gradients themselves, not copies; pass it to any function that takes gradients.
+        The gradients themselves, not copies; pass it to any function that takes gradients. Errors
+        name a gradient by its position here, where parameters without one are left out;
+        :func:`named_grads_of` gives names instead.
 
     Raises
     ------
     TypeError
-        A leaf has no such attribute; ``attr`` is no attribute's name.
+        A leaf has no such attribute, or none is a parameter; ``attr`` is no attribute's name.
+    ValueError
+        A parameter occurs twice, as tied weights do in a list that is put together.
 
     Examples
     --------
@@ -104,7 +108,7 @@ def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, An
     TypeError
         An item is not a pair of a string and an object with such an attribute.
     ValueError
-        Two parameters have one name.
+        Two parameters have one name, or one has two names, as tied weights may.
 
     Examples
     --------
@@ -119,17 +123,18 @@ def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, An
     if not isinstance(pairs, Iterable):
         pairs = (pairs,)  # which is no pair either
     found: dict[str, Any] = {}
-    seen, parameters = set(), []
+    parameters: dict[str, Any] = {}
     for pair in pairs:
         name, parameter = _named(pair)
-        if name in seen:
+        if name in parameters:
             raise ValueError(f"named_parameters has two parameters named {name!r}")
-        seen.add(name)
         grad = trees.gradient_of(parameter, own, f"named_parameters[{name!r}] is")
-        parameters.append(parameter)
+        parameters[name] = parameter
         if grad is not None:
             found[name] = grad
-    trees.refuse_gradients(parameters, own, "named_parameters")
+    every, names = [*parameters.values()], [*parameters]
+    trees.refuse_gradients(every, own, "named_parameters")
+    trees.refuse_twice(every, "named_parameters", names)
     return found
 
 

@@ -4,8 +4,10 @@ import math
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import prod
 
 import numpy as np
+from hypothesis import assume
 from hypothesis import strategies as st
 
 import gradkit
@@ -337,10 +339,14 @@ def group_problems(draw, most, *, kind=draw_.kinds):
 
 @st.composite
 def problems(draw, most, *, types=None, batch=False, kind=draw_.kinds, **options):
-    """Any shape of rank 1 to 5 (2 to 5 for batch norm), axis, dtypes, layouts and values."""
+    """Any shape of rank 1 to 5, axis, dtypes, layouts and values.
+
+    For batch norm: of rank 2 to 5, and not with one element per channel.
+    """
     types = draw(st.sampled_from(types or (BATCH_TYPES if batch else LAYER_TYPES)))
     shape = draw(draw_.shapes(most, least_rank=2 if batch else 1))
     axis = draw(st.integers(-len(shape), len(shape) - 1))
+    assume(not batch or prod(shape) == 0 or prod(shape) > shape[axis])
     plain = make(
         shape,
         types,

@@ -27,8 +27,8 @@ _ACCEPTED = frozenset(
     (*FLOATS, "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 )
 _REQUIRES_GRAD = (
-    "is a tensor that requires grad, perhaps a parameter; pass grads_of(parameters) for the "
-    "gradients, or its .detach() for its values"
+    "is a tensor that requires grad, perhaps a parameter; for its values pass its .detach(), for "
+    "gradients grads_of(parameters)"
 )
 _CAST = re.compile(r"\.astype\(np\.(\w+)\)")
 _ON_CPU, _ON_CUDA = 1, 2  # as DLPack numbers types of devices

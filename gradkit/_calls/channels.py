@@ -40,6 +40,7 @@ from gradkit._calls.roles import (
 )
 from gradkit._dtypes import BATCH_NORM_TYPES, LAYER_NORM_TYPES
 
+MOMENTUM = 0.1  # by default
 _NEW = "update_running_statistics returns new arrays"
 
 
@@ -122,12 +123,13 @@ class BatchNorm(Call):
 
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         engines.check(self.x, self.engine)
+        check_momentum(self.momentum, self.running_mean)
 
     def compute(self, backend: ChannelOperations) -> None:
         # Kernels are given addresses of arrays like those of an earlier call.
         x: Any = self.x
-        if self.running_mean is not None and type(x) is not Address:
-            checks.enough(elements(self.x, self.channel_axis), "x has one element per channel")
+        if type(x) is not Address and x.shape[self.channel_axis]:
+            checks.enough(elements(x, self.channel_axis), "x has one element per channel")
         engines.ran(backend.batch_norm(self))
 
 
@@ -356,6 +358,16 @@ class GroupNormGrad(Call):
 
     def compute(self, backend: ChannelOperations) -> None:
         backend.group_norm_grad(self)
+
+
+def check_momentum(momentum: Any, running_mean: Any) -> None:
+    """Raise if it was passed without running statistics."""
+    default = isinstance(momentum, float) and momentum == MOMENTUM
+    if running_mean is None and not default:
+        raise ValueError(
+            f"momentum is {momentum}, but there are no running statistics, which it is for; pass "
+            "running_mean and running_var"
+        )
 
 
 def elements(data: Any, axis: int) -> int:

@@ -111,9 +111,9 @@ def count(number: Any) -> Any:
 
 
 def enough(count: float, said: str) -> None:
-    """Raise if a batch has elements, but too few for an unbiased variance."""
+    """Raise if a batch has elements, but too few for a variance."""
     if 0 < count <= 1:
-        raise ValueError(f"{said}; the unbiased variance needs two or more")
+        raise ValueError(f"{said}; a variance needs two or more")
 
 
 def norm_order(value: Any) -> float:

@@ -1,7 +1,7 @@
 """Nested containers of gradients: their leaves, the leaves' names, and the way back."""
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
 from operator import attrgetter
 from types import GeneratorType
@@ -204,6 +204,7 @@ def gradients_of(parameters: Any, attr: str) -> list[Any]:
         try:  # the common case, such as model.parameters(), costs one look at each element
             grads = [grad for grad in map(attrgetter(attr), parameters) if grad is not None]
             if grads or not parameters:
+                refuse_twice(parameters, "parameters")
                 return grads
         except AttributeError:  # something else is among them
             pass
@@ -214,6 +215,7 @@ def gradients_of(parameters: Any, attr: str) -> list[Any]:
     every = leaves(freeze(parameters, is_parameter), is_parameter)
     found = [gradient_of(leaf, attr, "parameters holds") for leaf in every]
     refuse_gradients(every, attr, "parameters")
+    refuse_twice(every, "parameters")
     return [grad for grad in found if grad is not None]
 
 
@@ -232,20 +234,43 @@ def gradient_of(parameter: Any, attr: str, label: str) -> Any:
 
 
 def takes_no_gradient(value: Any, attr: str) -> bool:
-    """Whether a tensor is no parameter, not even one that is frozen, but a gradient perhaps."""
-    if getattr(value, "requires_grad", None) is not False or getattr(value, attr) is not None:
+    """Whether a tensor is no parameter, not even one that is frozen, but a gradient perhaps.
+
+    It may have been computed so that it can be differentiated again.
+    """
+    differentiable = getattr(value, "requires_grad", None)
+    if differentiable and not (getattr(value, "is_leaf", True) or value.retains_grad):
+        return True
+    if differentiable is not False or getattr(value, attr) is not None:
         return False
-    return all(kind.__name__ != "Parameter" for kind in type(value).__mro__)
+    # A sharded tensor is made a parameter without a change of its type.
+    named = any(kind.__name__ == "Parameter" for kind in type(value).__mro__)
+    return not (named or getattr(value, "_is_param", False))
 
 
-def refuse_gradients(values: list[Any], attr: str, label: str) -> None:
+def refuse_gradients(values: Sequence[Any], attr: str, label: str) -> None:
     """Raise if what should be parameters are tensors of which none ever takes a gradient."""
     if values and all(takes_no_gradient(value, attr) for value in values):
         kind = type(values[0]).__qualname__
         raise TypeError(
             f"{label} holds tensors that take no gradients ({kind}); pass parameters, such as "
-            "model.parameters(), or use gradients themselves as they are"
+            "model.parameters(), or gradients themselves to a function such as "
+            "gradkit.clip_grad_norm"
         )
+
+
+def refuse_twice(parameters: Sequence[Any], label: str, names: Sequence[Any] | None = None) -> None:
+    """Raise if a parameter occurs twice, as weights that are tied may."""
+    if len({*map(id, parameters)}) == len(parameters):
+        return
+    first: dict[int, Any] = {}
+    for place, parameter in zip(names or range(len(parameters)), parameters, strict=True):
+        before = first.setdefault(id(parameter), place)
+        if before != place:
+            raise ValueError(
+                f"{label}[{before!r}] and {label}[{place!r}] are one parameter, whose gradient "
+                "would count twice; pass each parameter once"
+            )
 
 
 def walk(tree: Any, root: str) -> Iterator[tuple[str, Any]]:

@@ -33,7 +33,7 @@ def run_over_ranks(call: _Norm, out: Any, group: Group | None, compute: _Compute
 def forward_over_ranks(collective: Collective, call: channels.BatchNorm, backend: Backend) -> None:
     """Write ``y``, ``mean`` and ``inv_std``, and move running statistics."""
     mean, var, count = _stats_of_ranks(collective, call, backend)
-    if call.running_mean is not None:
+    if mean.size:
         checks.enough(count, "x has one element per channel on all ranks together")
     known = {name: getattr(call, name) for name in ("x", "scale", "bias", "channel_axis", "eps")}
     apply = channels.BatchNormApply(**known, mean=mean, var=var)

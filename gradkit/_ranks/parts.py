@@ -27,16 +27,17 @@ class Leaf(NamedTuple):
 
 def leaves_of(parameters: Any, attr: str) -> list[Leaf]:
     """Every parameter, or gradient by itself, by its name."""
-    found, seen = [], set()
+    found: dict[Any, Leaf] = {}
     for name, leaf in _named_leaves(parameters, attr):
-        if name in seen:
+        if name in found:
             raise ValueError(f"parameters has two parameters named {name!r}")
-        seen.add(name)
         grad = leaf
         if not _is_gradient(leaf, attr):
             grad = trees.gradient_of(leaf, attr, f"parameter {name!r} is")
-        found.append(Leaf(name, leaf, grad))
-    return found
+        found[name] = Leaf(name, leaf, grad)
+    own = {name: leaf.parameter for name, leaf in found.items() if leaf.parameter is not leaf.grad}
+    trees.refuse_twice([*own.values()], "parameters", [*own])
+    return [*found.values()]
 
 
 def parts_by_placement(leaves: list[Leaf], plain: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:

@@ -54,10 +54,10 @@ class _TracedBatchNorm(TracedNorm[...]):
         everywhere = axes_of(axis_name)
         for name in ("mean", "inv_std"):
             results[name] = results[name]._replace(same_on=everywhere)
+        _check_elements(x, axis, rows)
         if running[0] is None:
             results["returned_var"] = results["mean"]
         else:
-            _check_elements(x, axis, rows)
             same = everywhere - varying(*running)
             results |= {
                 name: ResultShape(known.shape, known.dtype, same, sharding_of(known))
@@ -187,7 +187,8 @@ def batch_norm(
         float16, bfloat16, float32 or float64: as :func:`gradkit.batch_norm` moves them, but not
         written.
     momentum : float
-        From 0 to 1: the weight of this batch. flax, Keras and ONNX call ``1 - momentum`` momentum.
+        From 0 to 1: the weight of this batch in running statistics, for which alone it is. flax,
+        Keras and ONNX call ``1 - momentum`` momentum.
     axis_name : str or tuple of str, optional
         Axes of a ``shard_map``, or of a ``vmap``: the batch is that of all their devices, by
         ``jax.lax.all_gather`` of two numbers per channel. Statistics are the same on all of them.
@@ -233,6 +234,7 @@ def batch_norm(
         momentum=checks.weight(momentum),
         engine=None,
     )
+    channels.check_momentum(call.momentum, running_mean)
     y, mean, var = _BATCH_NORM.of(call, momentum=call.momentum, axis_name=axis_name)
     return y, jax.lax.stop_gradient(mean), jax.lax.stop_gradient(var)
 
@@ -408,11 +410,12 @@ def _apply_sums(axis: int, count: float, outs: list[Any], ins: list[Any]) -> Non
 
 
 def _check_elements(x: Any, axis: int, rows: Any) -> None:
-    """Raise unless a batch has a variance that running statistics can move towards."""
+    """Raise unless a batch has a variance."""
     count, said = _elements(x, axis), "x has one element per channel"
     if rows is not None:
         count, said = count * len(rows), f"{said} on all devices together"
-    checks.enough(count, said)
+    if x.shape[axis]:
+        checks.enough(count, said)
 
 
 def _elements(x: Any, axis: int) -> int:

@@ -1,16 +1,20 @@
 """The sum of a model's gradients over micro-batches."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import all_reduce, get_world_size
+from torch.nn.parallel import DistributedDataParallel
 
 import gradkit
 from gradkit.torch import clipping
 
 __all__ = ["GradAccumulator"]
+
+_ENOUGH = 1 << 22  # elements for one exchange
 
 
 class GradAccumulator:
@@ -24,7 +28,16 @@ class GradAccumulator:
     ----------
     parameters : torch.nn.Module, or iterable of Tensor
         Those without a gradient in a step are left without one. DTensors are accepted as by
-        :func:`clip_grad_norm_`.
+        :func:`clip_grad_norm_`. Under ``DistributedDataParallel`` pass that module itself: its
+        parameters do not tell which backward passes its ``no_sync`` has left out.
+
+    Notes
+    -----
+    With a ``DistributedDataParallel`` module :meth:`finish` is a collective of its ranks: it
+    averages the sums over them, as the module does with gradients. What the module has averaged
+    already stays as it is. So run every backward pass under its ``no_sync``: ranks then meet once
+    a step, and their sums are added up in float32. Ranks may have different numbers of
+    micro-batches.
 
     Examples
     --------
@@ -45,13 +58,19 @@ class GradAccumulator:
     """
 
     def __init__(self, parameters: torch.nn.Module | Iterable[Tensor]):
-        module = isinstance(parameters, torch.nn.Module)
-        self._parameters = clipping.listed(parameters.parameters() if module else parameters)  # type: ignore[union-attr,arg-type]
+        module = parameters if isinstance(parameters, torch.nn.Module) else None
+        given = parameters if module is None else module.parameters()  # type: ignore[assignment]
+        self._parameters = clipping.parameters_in(given)
+        modules = () if module is None else module.modules()
+        self._replicated = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self._sums: dict[int, Tensor] = {}  # by position, kept from step to step
         self._added: dict[int, None] = {}  # those of this step, in the order of the parameters
 
     def __repr__(self) -> str:
         return f"GradAccumulator({len(self._parameters)} parameters, {len(self._added)} added to)"
+
+    def _of(self, tensors: dict[int, Tensor], chosen: list[int]) -> clipping.Grads:
+        return clipping.by_position({k: tensors[k] for k in chosen}, len(self._parameters))
 
     def add(self) -> None:
         """Add the parameters' ``grad`` to the sums, and set it to ``None``.
@@ -62,14 +81,15 @@ class GradAccumulator:
             As :func:`gradkit.accumulate_grads`. Neither sums nor gradients are changed.
         """
         found = {k: p.grad.detach() for k, p in enumerate(self._parameters) if p.grad is not None}
+        _refuse_shared(found)
         for k, grad in found.items():
             if k not in self._sums:
                 self._sums[k] = torch.empty_like(grad, dtype=_wide(grad.dtype))
         for first in (True, False):
             chosen = [k for k in found if (k not in self._added) == first]
             gradkit.accumulate_grads(
-                clipping.local([self._sums[k] for k in chosen]),
-                clipping.local([found[k] for k in chosen]),
+                clipping.local(self._of(self._sums, chosen)),
+                clipping.local(self._of(found, chosen)),
                 overwrite=first,
             )
         for k in found:
@@ -110,8 +130,11 @@ class GradAccumulator:
             As :func:`gradkit.clip_grad_norm`. The sums stay.
         """
         self.add()
+        for module in self._replicated:
+            if get_world_size(module.process_group) > 1:
+                self._average(module)
         chosen = sorted(self._added)
-        held = clipping.spread(self._parameters, [self._sums[k] for k in chosen])
+        held = clipping.spread(self._parameters, self._of(self._sums, chosen))
         try:
             norm = clipping.norm_by(
                 gradkit.clip_grad_norm,
@@ -130,6 +153,56 @@ class GradAccumulator:
             parameter.grad = self._sums[k].to(parameter.dtype)
         self._added.clear()
         return norm
+
+    def _average(self, module: DistributedDataParallel) -> None:
+        """Average the sums over the ranks of a module; those that no rank has stay away."""
+        ranks, places = module.process_group, {id(p): k for k, p in enumerate(self._parameters)}
+        own = [
+            places[id(p)]
+            for name, p in module.module.named_parameters()
+            if p.requires_grad and name not in module.parameters_to_ignore
+        ]
+        device = self._parameters[own[0]].device
+        holders = torch.tensor([float(k in self._added) for k in own], device=device)
+        all_reduce(holders, group=ranks)
+        held = [k for k, count in zip(own, holders.tolist(), strict=True) if count]
+        for k in held:
+            if k not in self._added:
+                like = self._parameters[k]
+                self._sums[k] = torch.zeros_like(like, dtype=_wide(like.dtype)).detach()
+                self._added[k] = None
+        for bucket in _buckets([self._sums[k] for k in held]):
+            flat = torch.cat([total.reshape(-1) for total in bucket])
+            all_reduce(flat, group=ranks)
+            flat /= get_world_size(ranks)
+            for total, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+                total.copy_(part.view_as(total))
+
+
+def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one dtype that travel together, of some megabytes while there are so many."""
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        bucket: list[Tensor] = []
+        for tensor in tensors:
+            if tensor.dtype == dtype:
+                bucket.append(tensor)
+                if sum(each.numel() for each in bucket) >= _ENOUGH:
+                    yield bucket
+                    bucket = []
+        if bucket:
+            yield bucket
+
+
+def _refuse_shared(grads: dict[int, Tensor]) -> None:
+    """Raise if two parameters have one gradient, which would be added to two sums."""
+    first: dict[int, int] = {}
+    for k, grad in clipping.items(clipping.local(grads)):
+        before = first.setdefault(grad.data_ptr(), k) if grad.numel() else k
+        if before != k:
+            raise ValueError(
+                f"grads[{before}] and grads[{k}] share memory, which would count twice; give each "
+                "parameter a gradient of its own"
+            )
 
 
 def _wide(dtype: Any) -> Any:

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 Tensors: TypeAlias = Tensor | Iterable[Tensor]
+Grads: TypeAlias = list[Tensor] | dict[Any, Tensor]  # by position or by name
 
 
 @answers
@@ -79,7 +80,8 @@ def get_total_norm(
     >>> gradkit.torch.get_total_norm([torch.tensor([3.0]), torch.tensor([4.0])])
     tensor(5., dtype=torch.float64)
     """
-    held = _of(listed(tensors, "tensors"))
+    given = listed(tensors, "tensors")
+    held = spread(given, [*map(_plain, given)])
     return norm_by(gradkit.grad_norm, held, norm_type=norm_type, error=error_if_nonfinite)
 
 
@@ -161,7 +163,8 @@ def clip_grad_norm_(
                 stacklevel=2,
             )
     if group is None:
-        held = _of_parameters(parameters)
+        found = parameters_in(parameters)
+        held = spread(found, _grads_of(found))
     else:
         held = Held(shards_of(parameters, group=group, names=names, plain=plain), group)
     return norm_by(
@@ -214,13 +217,13 @@ def clip_grads_with_norm_(
     >>> weight.grad
     tensor([0.3000, 0.4000])
     """
-    grads = local(_grads_of(listed(parameters)))
+    grads = local(_grads_of(parameters_in(parameters)))
     if not grads:
         return
     norm: Any = total_norm
     if isinstance(norm, Tensor):
         norm = norm.full_tensor() if _is_sharded(norm) else norm
-        norm = norm.detach().to(grads[0].device)
+        norm = norm.detach().to(next(grad for _, grad in items(grads)).device)
     gradkit.clip_grads_with_norm(grads, norm, max_norm=max_norm)
 
 
@@ -259,7 +262,7 @@ def clip_grad_value_(
     >>> weight.grad
     tensor([-1.0000,  0.5000,  1.0000])
     """
-    gradkit.clip_grad_value(local(_grads_of(listed(parameters))), float(clip_value))
+    gradkit.clip_grad_value(local(_grads_of(parameters_in(parameters))), float(clip_value))
 
 
 def refuse_names(names: Names | None, plain: PlainOfEach | None) -> None:
@@ -275,34 +278,25 @@ class Held(NamedTuple):
     group: Group | None
 
 
-def spread(tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> Held:
+def spread(tensors: Sequence[Tensor], grads: Grads) -> Held:
     """Gradients, and the ranks of the mesh that tensors are on: parameters, or the gradients.
 
     A rank without gradients knows its ranks by its parameters.
     """
     sharded = [_is_sharded(tensor) for tensor in tensors]
     if not any(sharded):
-        return Held(list(grads), None)
+        return Held(grads, None)
     if not all(sharded):
         raise ValueError(
             "some tensors are DTensors and some are not, which do not say on how many ranks they "
             "lie; pass model.named_parameters(), group and plain to clip_grad_norm_"
         )
-    parts = {k: shard_of(grad) for k, grad in enumerate(grads)}
+    parts = {k: shard_of(grad) for k, grad in items(grads)}
     shards = ShardedGrads(
         {k: part for k, (part, _) in parts.items()},
         {k: copies for k, (_, copies) in parts.items()},
     )
     return Held(shards, _group_of([tensor.device_mesh for tensor in tensors]))  # type: ignore[attr-defined]
-
-
-def _of(tensors: list[Tensor]) -> Held:
-    return spread(tensors, [_plain(tensor) for tensor in tensors])
-
-
-def _of_parameters(parameters: Tensors) -> Held:
-    found = listed(parameters)
-    return spread(found, _grads_of(found))
 
 
 def norm_by(
@@ -350,8 +344,26 @@ def listed(tensors: Tensors, label: str = "parameters") -> list[Tensor]:
     return found
 
 
-def _grads_of(parameters: Sequence[Tensor]) -> list[Tensor]:
-    return [_plain(p.grad) for p in parameters if p.grad is not None]
+def parameters_in(parameters: Tensors) -> list[Tensor]:
+    """Parameters in a list; an error for gradients in their place, or if one is there twice."""
+    found = listed(parameters)
+    gradkit.grads_of(found)  # which raises it
+    return found
+
+
+def _grads_of(parameters: Sequence[Tensor]) -> Grads:
+    found = {k: _plain(p.grad) for k, p in enumerate(parameters) if p.grad is not None}
+    return by_position(found, len(parameters))
+
+
+def by_position(grads: dict[int, Tensor], count: int) -> Grads:
+    """As errors then name them. A list is opened sooner, and has the same positions if whole."""
+    return [*grads.values()] if len(grads) == count else grads
+
+
+def items(grads: Grads) -> Iterable[tuple[Any, Tensor]]:
+    """Each gradient behind its position, or its name."""
+    return grads.items() if isinstance(grads, dict) else enumerate(grads)
 
 
 def _plain(grad: Tensor) -> Tensor:
@@ -363,6 +375,7 @@ def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements")
 
 
-def local(grads: Sequence[Tensor]) -> list[Tensor]:
+def local(grads: Grads) -> Grads:
     """Each gradient's own memory on this rank."""
-    return [shard_of(grad)[0] if _is_sharded(grad) else grad for grad in grads]
+    own = {k: shard_of(grad)[0] if _is_sharded(grad) else grad for k, grad in items(grads)}
+    return own if isinstance(grads, dict) else [*own.values()]

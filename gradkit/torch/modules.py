@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
+from gradkit._calls.channels import MOMENTUM
 from gradkit.torch.norms import (
     add_layer_norm,
     add_rms_norm,
@@ -298,9 +299,14 @@ class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
             self.weight,
             self.bias,
             self.training or not self.track_running_stats,
-            self.momentum if self.momentum is not None else 0.0,
+            self._weight(),
             self.eps,
         )
+
+    def _weight(self) -> float:
+        if self.running_mean is None:
+            return MOMENTUM
+        return 0.0 if self.momentum is None else self.momentum
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
@@ -328,6 +334,8 @@ class _BatchNormModule(nn.modules.batchnorm._BatchNorm):
                 momentum = 1 / self.num_batches_tracked.double()
         kept = not self.training or self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if kept else (None, None)
+        if mean is None and var is None:
+            momentum = MOMENTUM
         return batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)
 
 

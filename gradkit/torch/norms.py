@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from gradkit._calls.channels import check_momentum
 from gradkit.torch import _operators
 from gradkit.torch._autograd import recorded, refuse_nested
 
@@ -456,7 +457,7 @@ def instance_norm(
         Normalise each sample by its own statistics. Otherwise all by the running ones, as
         :func:`batch_norm` does outside of training.
     momentum : float
-        From 0 to 1: the weight of this batch in the running statistics.
+        From 0 to 1: the weight of this batch in the running statistics, for which alone it is.
     eps : float
         Added to the variance; at least 0.
 
@@ -493,6 +494,7 @@ def instance_norm(
             "element per channel and sample"
         )
     if running_mean is None and running_var is None:
+        check_momentum(momentum, None)
         return group_norm(input, input.shape[1] or 1, weight, bias, eps)  # of no channels too
     samples, channels = input.shape[:2]
     x = input.reshape(1, samples * channels, *input.shape[2:])
@@ -535,7 +537,7 @@ def batch_norm(
         Normalise by the statistics of the batch; otherwise by the running ones, which are constants
         then.
     momentum : float, or 0-d Tensor
-        From 0 to 1: the weight of the batch in the running statistics.
+        From 0 to 1: the weight of the batch in the running statistics, for which alone it is.
     eps : float
         Added to the variance; at least 0.
 
@@ -550,7 +552,8 @@ def batch_norm(
         ``running_mean`` and ``running_var`` without the other.
     ValueError
         Incompatible shapes; fewer than two dimensions; ``training`` with one element per channel,
-        or otherwise without running statistics; ``momentum`` not from 0 to 1; ``eps`` negative.
+        or otherwise without running statistics; ``momentum`` not from 0 to 1, or in training
+        without running statistics; ``eps`` negative.
     NotImplementedError
         A second derivative, or one in forward mode, is computed.
 
@@ -584,8 +587,8 @@ def batch_norm(
             f"input has shape {tuple(input.shape)}: one element per channel has no variance"
         )
     running = running_mean, running_var
-    if running_mean is None and running_var is None:
-        momentum = 0.0
+    if running_var is None:
+        check_momentum(momentum, running_mean)
     if not isinstance(momentum, Tensor):
         return _operators.BATCH_NORM(input, scale, bias, *running, momentum, eps, 1)
     # It is not read on the host: with a momentum of 1 the batch's own statistics come.

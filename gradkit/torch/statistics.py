@@ -8,7 +8,7 @@ from torch import Tensor
 
 import gradkit
 from gradkit._open.foreign import answers
-from gradkit.distributed import Group, Names, PlainOfEach, ShardedGrads, shards_of
+from gradkit.distributed import Group, Names, PlainOfEach, shards_of
 from gradkit.torch.clipping import Held, refuse_names, spread
 
 __all__ = ["grad_stats"]
@@ -81,10 +81,6 @@ def _named(parameters: Any) -> list[tuple[str, Tensor]]:
 
 def _by_name(named: list[tuple[str, Tensor]]) -> Held:
     grads = gradkit.named_grads_of(named)
-    held = spread([tensor for _, tensor in named], [grad.detach() for grad in grads.values()])
-    if held.group is None:
-        return Held(dict(zip(grads, held.grads, strict=True)), None)
-    names = list(grads)
-    parts, copies = held.grads.items(), held.grads.replicas.items()
-    shards = ShardedGrads({names[k]: p for k, p in parts}, {names[k]: n for k, n in copies})
-    return Held(shards, held.group)
+    return spread(
+        [tensor for _, tensor in named], {name: grad.detach() for name, grad in grads.items()}
+    )

@@ -338,17 +338,14 @@ def running_statistics():
             "running_var": keep,
             "out": lambda *_: (None, None, kept[-1]),
         },
-        "x has one element per channel; the unbiased variance needs two or more": {
-            "x": array(f32(1, C))
-        },
     }.items():
         yield _moved("batch_norm", message, **changes)
     for message, count in {
         "count must be at least 0, not -1.0": -1.0,
         "count must be at least 0, not nan": NAN,
         "count must be finite": INF,
-        "count is 1; the unbiased variance needs two or more": 1,
-        "count is 0.5; the unbiased variance needs two or more": 0.5,
+        "count is 1; a variance needs two or more": 1,
+        "count is 0.5; a variance needs two or more": 0.5,
         "count must be a real number, not str": "2",
     }.items():
         yield _moved(RUNNING, message, count=count)
@@ -360,6 +357,17 @@ def running_statistics():
     message = r"out\[0\] shares memory with running_var without being running_mean itself"
     yield _moved(RUNNING, message, out=lambda _, g: (g["running_var"], g["running_mean"]))
     yield _moved(RUNNING, r"out\[1\] has dtype float64", out=lambda _, g: (None, g["var"]))
+
+
+def batches_without_variance():
+    """With running statistics or without; and a momentum that they alone need."""
+    message = "x has one element per channel; a variance needs two or more"
+    for shape in ((1, C), (1, C, 1, 1)):
+        yield refused("batch_norm", message, x=array(f32(*shape)))
+        yield _moved("batch_norm", message, x=array(f32(*shape)))
+    for value in (0.9, 0, 1.0):
+        message = f"momentum is {float(value)}, but there are no running statistics"
+        yield refused("batch_norm", message, momentum=value)
 
 
 def _moved(function, message, **changes):

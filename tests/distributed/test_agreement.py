@@ -194,8 +194,8 @@ def test_a_batch_norm_with_another_argument_ends_the_call_on_all(backend, name, 
             given = {"dy": x, "scale": ones, "mean": ones, "inv_std": ones}
         if other:
             given[argument] = BATCH_NORMS[name][argument]
-            if argument == "scale":
-                given.pop("bias", None)
+            for needed in {"scale": ["bias"], "running": ["momentum"]}.get(argument, []):
+                given.pop(needed, None)
         pair = given.pop("running", None)
         if pair is not None:
             given |= dict(zip(("running_mean", "running_var"), pair, strict=True))

@@ -126,7 +126,15 @@ def test_uneven_and_empty_ranks(backend, layout, cuts, types):
 
 @TYPES
 def test_one_element_a_channel_on_each_rank(backend, types):
-    """Which is nothing to a rank alone: its y would be the bias."""
+    """Which is refused of one rank alone, and of all together."""
+    for size, others in ((1, 0), (0, 1), (0, 0)):
+        whole, on_rank = np.ones((max(size, others), 5)), (size, others)
+
+        def work(group, whole=whole, on_rank=on_rank):
+            return gradkit.batch_norm(backend.asarray(whole[: on_rank[group.rank]]), group=group)
+
+        for found in together(work, 2):
+            assert isinstance(found, ValueError) == bool(len(whole)), found
     check(backend, make((2, 5), types, 1, batch=True), (1,))
     check(backend, make((3, 5, 1, 1), types, 1, batch=True), (0, 1, 2))
 

@@ -60,7 +60,7 @@ def test_names_and_what_has_no_gradient():
     made = [("a.w", parameter(dtensor(np.ones(2), (2,), "shard"))), ("a.b", parameter(None))]
     assert [*shards_of(iter(made))] == [*shards_of(dict(made))] == ["a.w"]
     assert [*shards_of(p for _, p in made)] == [0]
-    nested = {"a": dict(made), "b": [made[0][1]]}
+    nested = {"a": dict(made), "b": [parameter(dtensor(np.ones(2), (2,), "shard"))]}
     assert [*shards_of(nested)] == ["a.a.w", "b.0"]
     assert shards_of([]) == {}
     main = SimpleNamespace(main_grad=dtensor(np.ones(1), (2,), "shard"))

@@ -652,7 +652,9 @@ def test_running_statistics_over_an_axis_of_a_vmap():
         (lambda n, x: n.batch_norm(x, running_var=x[0]), TypeError, "running_mean is None"),
         (lambda n, x: by_known(n, x[:, :5], x), ValueError, "mean has shape"),
         (lambda n, x: by_known(n, x, x, momentum=2), ValueError, "momentum must be from 0 to 1"),
-        (lambda n, x: by_known(n, x[:1], x), ValueError, "x has one element per channel; the"),
+        (lambda n, x: by_known(n, x[:1], x), ValueError, "x has one element per channel; a "),
+        (lambda n, x: n.batch_norm(x[:1]), ValueError, "x has one element per channel; a "),
+        (lambda n, x: n.batch_norm(x, momentum=0.9), ValueError, "there are no running statistics"),
         (
             lambda n, x: n.batch_norm(x, running_mean=x[0], running_var=x[1].astype("f2")),
             TypeError,

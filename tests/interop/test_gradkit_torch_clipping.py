@@ -1,6 +1,7 @@
 """``gradkit.torch``'s clipping and accumulation beside ``torch.nn.utils``."""
 
 import copy
+from functools import partial
 
 import pytest
 
@@ -247,6 +248,100 @@ def test_sums_that_are_not_finite_are_dropped():
     assert weight.grad is None
     accumulator.finish()  # a bad argument leaves the sums
     assert weight.grad.tolist() == [1, 1]
+
+
+# What is passed in the place of parameters
+
+
+def given():
+    """A frozen parameter, and two with gradients."""
+    weights = [torch.nn.Parameter(torch.zeros(2), requires_grad=k > 0) for k in range(3)]
+    weights[1].grad, weights[2].grad = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 12.0])
+    return weights
+
+
+TAKERS = {
+    "clip_grad_norm": lambda p: ours.clip_grad_norm_(p, 1.0),
+    "clip_grad_value": lambda p: ours.clip_grad_value_(p, 1.0),
+    "clip_grads_with_norm": lambda p: ours.clip_grads_with_norm_(p, 1.0, torch.tensor(13.0)),
+    "accumulate_grads": lambda p: ours.GradAccumulator(p).finish(1.0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("kind", ["plain", "one", "differentiable"])
+@pytest.mark.parametrize("taker", TAKERS)
+def test_gradients_are_no_parameters(taker, kind):
+    """They would have no gradient, and nothing would be clipped."""
+    grads = gradkit.grads_of(given())
+    if kind == "differentiable":
+        x = torch.ones(2, requires_grad=True)
+        grads = torch.autograd.grad((x**3).sum(), [x], create_graph=True)
+    with pytest.raises(TypeError, match=r"pass parameters, .* or gradients .* gradkit.clip_grad_"):
+        TAKERS[taker](grads[0] if kind == "one" else grads)
+    assert grads[0].tolist() == [3, 3 if kind == "differentiable" else 4]
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_parameters_without_gradients(taker):
+    """Of a first step, or frozen; a leaf need not be a Parameter. There is nothing to clip."""
+    weights = [torch.nn.Parameter(torch.ones(2), requires_grad=wanted) for wanted in (True, False)]
+    for some in (weights, weights[1:], [torch.ones(2, requires_grad=True)], []):
+        assert TAKERS[taker](some) in (None, 0)
+
+
+@pytest.mark.parametrize("taker", [*TAKERS, "grads_of", "named_grads_of", "shards_of"])
+def test_tied_weights_are_one_parameter(taker):
+    """Its gradient counts once."""
+    call = TAKERS | {
+        "grads_of": gradkit.grads_of,
+        "named_grads_of": lambda p: gradkit.named_grads_of(zip("abcd", p, strict=True)),
+        "shards_of": lambda p: gradkit.distributed.shards_of(p, plain="own"),
+    }
+    weights = given()
+    match = r"parameters\[(1|'b')\] and (named_)?parameters\[(3|'d')\] are one parameter"
+    with pytest.raises(ValueError, match=match):
+        call[taker]([*weights, weights[1]])
+    assert weights[1].grad.tolist() == [3, 4]
+
+
+def test_two_parameters_with_one_gradient_are_not_added_up():
+    weights = given()
+    accumulator = ours.GradAccumulator(weights)
+    weights[0].grad = weights[2].grad
+    with pytest.raises(ValueError, match=r"grads\[0\] and grads\[2\] share memory"):
+        accumulator.finish(1.0)
+    weights[0].grad = None
+    assert accumulator.finish(1.0).item() == 13
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_errors_count_frozen_parameters(taker):
+    """So that a position is the parameter's."""
+    weights = given()
+    weights[2] = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    weights[2].grad = torch.zeros(2, dtype=torch.complex64)
+    with pytest.raises((TypeError, ValueError), match=r"grads\[2\] "):
+        TAKERS[taker](weights)
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_a_norm_that_is_not_finite_names_the_parameter(accumulates):
+    weights = given()
+    weights[2].grad[0] = torch.nan
+    finish = ours.GradAccumulator(weights).finish
+    call = finish if accumulates else partial(ours.clip_grad_norm_, weights)
+    with pytest.raises(RuntimeError, match=r"grads\[2\]"):
+        call(1.0, error_if_nonfinite=True)
+
+
+def test_the_values_of_parameters_are_averaged():
+    """As the error says."""
+    weights, averages = given(), [torch.ones(2) for _ in range(3)]
+    with pytest.raises(TypeError, match=r"params\[1\].*for its values pass its \.detach\(\)"):
+        gradkit.ema_update(averages, weights, 0.5)
+    gradkit.ema_update(averages, [weight.detach() for weight in weights], 0.5)
+    assert [average.tolist() for average in averages] == [[0.5, 0.5]] * 3
 
 
 # DTensors

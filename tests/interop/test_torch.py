@@ -54,7 +54,7 @@ def test_a_parameter_is_no_gradient_to_write(parameter, write):
 
 
 def test_a_parameter_is_no_gradient_to_read(parameter, read):
-    with pytest.raises(TypeError, match=r"requires grad.*grads_of.*\.detach\(\)"):
+    with pytest.raises(TypeError, match=r"requires grad.*\.detach\(\).*grads_of"):
         read(parameter)
 
 

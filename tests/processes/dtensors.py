@@ -1,5 +1,6 @@
 """Checks of ``gradkit.torch`` on DTensors that several processes hold."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -127,6 +128,64 @@ def parallel_training(place):
     names["DistributedDataParallel"] = lambda model: model
     torch.testing.assert_close(weights, trained(0, 1), rtol=1e-4, atol=1e-6)
     return bits(*(weight.detach().double().numpy() for weight in weights))
+
+
+def accumulation_under_ddp(place):
+    """Whichever passes ``no_sync`` leaves out, steps are those of one process with the whole batch.
+
+    Ranks have other numbers of micro-batches where none of these meets the others.
+    """
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    import gradkit.torch as ours
+
+    x = torch.randn(12 * place.size, 6, generator=torch.Generator().manual_seed(3))
+
+    def trained(parts, synced, wrap, scale):
+        torch.manual_seed(7)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+        model.append(torch.nn.Linear(2, 1))  # which nothing needs
+        wrapped = wrap(model)
+        accumulator = ours.GradAccumulator(wrapped)
+        optimizer, norms = torch.optim.SGD(model.parameters(), lr=1.0), []
+        for own in parts:
+            for k, rows in enumerate(own):
+                quiet = contextlib.nullcontext() if k in synced else wrapped.no_sync()
+                with quiet:
+                    wrapped(rows)[0].square().sum().backward()
+                accumulator.add()
+            assert all(p.grad is None for p in model.parameters())
+            norms.append(float(accumulator.finish(0.5, scale=scale / len(x))))
+            assert model[-1].weight.grad is None
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.tensor(norms), list(model.parameters())
+
+    class Model(torch.nn.Module):
+        def __init__(self, layers):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, rows):
+            return self.layers[:3](rows), None
+
+        no_sync = staticmethod(contextlib.nullcontext)
+
+    expected = trained([[x]] * 3, (), Model, 1)
+    assert expected[0][0] > 0.5  # so that it clips
+    found = []
+    for synced in ((), (0,), (2,), (0, 1, 2)):
+        own = x[place.rank :: place.size].split([1, 8, 3])
+        if not synced and place.rank == 1:
+            own = [torch.cat(own)]
+
+        def wrap(model):
+            return DistributedDataParallel(Model(model), find_unused_parameters=True)
+
+        found.append(trained([own] * 3, synced, wrap, place.size))
+        torch.testing.assert_close(found[-1], expected, rtol=1e-4, atol=1e-6)
+    return "".join(bits(*(w.detach().numpy() for w in weights)) for _, weights in found)
 
 
 def _block(_):

@@ -42,6 +42,7 @@ _OF_ONE = {
         "clipping of DTensors": dtensors.clipping,
         "training with fully_shard": dtensors.sharded_training,
         "training with DDP": dtensors.parallel_training,
+        "accumulation under DDP": dtensors.accumulation_under_ddp,
         **cut_models.OF_TORCH,
     },
     "jax": {

@@ -106,6 +106,20 @@ def test_gradients_in_the_place_of_parameters():
             call()
 
 
+def test_a_parameter_that_occurs_twice():
+    """Weights that are tied, in a list that was put together: their gradient would count twice."""
+    tied, other = (SimpleNamespace(grad=f(value)) for value in (3.0, 4.0))
+    twice = r"parameters\[0\] and parameters\[2\] are one parameter"
+    for parameters in ([tied, other, tied], {"a": tied, "b": [other, tied]}):
+        with pytest.raises(ValueError, match=twice):
+            gradkit.grads_of(parameters)
+    with pytest.raises(ValueError, match=r"named_parameters\['a'\] and named_parameters\['c'\]"):
+        gradkit.named_grads_of({"a": tied, "b": other, "c": tied})
+    tied.grad = None
+    with pytest.raises(ValueError, match=twice):
+        gradkit.grads_of([tied, other, tied])
+
+
 def test_names_are_one_a_gradient():
     with pytest.raises(ValueError, match=r"grads has two gradients named 'a\.b'"):
         gradkit.names_of({"a.b": f(1.0), "a": {"b": f(2.0)}})
