@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from gradkit._backend import Array, Shape
 from gradkit._calls import rows
 from gradkit._calls.backend import record_of
-from gradkit._calls.channels import ChannelOperations
+from gradkit._calls.channels import BatchNormApply, BatchNormGradApply, ChannelOperations
 from gradkit._calls.layouts import GroupLayout
 from gradkit._calls.lists import (
     DIGITS,
@@ -141,8 +141,8 @@ def asked_by(backend: Any, operations: Iterable[str], dtypes: Set[str]) -> list[
         if kind is AccumulateGrad:
             for fields in _compensated(dtypes):
                 backend.accumulate_grads(_call(AccumulateGrads, fields))
-        if kind is NoiseScale:
-            backend.as_float64(np.ones(1))  # sizes
+        if kind in (NoiseScale, BatchNormApply, BatchNormGradApply):
+            backend.as_float64(np.ones(1))  # sizes, or what the host knows of all ranks
     return asked_of(backend.device)
 
 
@@ -216,7 +216,7 @@ def _channels(kind: Any, dtypes: Set[str]) -> Fields:
         known |= dict.fromkeys(running, _empty(channels, name))
         known |= dict.fromkeys(("sum_dy_xhat", "sum_dy"), np.empty(channels))
         known |= dict.fromkeys(("means", "variances"), np.empty((2, *channels)))
-        known |= {"counts": np.empty(2), "count": np.empty(())}
+        known |= {"counts": np.empty(2), "total": np.empty(()), "count": 2.0}
         known |= {"eps": 0.0, "momentum": 0.1, "engine": "native"}
         yield known | {"channel_axis": 1, "num_groups": 1}
 

@@ -144,7 +144,6 @@ TABLE: dict[str, dict[str, Row]] = {
         "int, bool, complex or big-endian arguments": refused.other_dtypes(),
         "no array where one is due": refused.not_arrays(),
         "an axis that there is not": refused.other_axes(),
-        "numbers of ranks that make no batch": refused.steps_over_ranks(),
         "running statistics that cannot be moved": refused.running_statistics(),
         "ds that cannot be added to dx": refused.gradients_past_a_norm(),
         "a scale_offset that is not finite, or has no scale": refused.scale_offsets(),
