@@ -243,7 +243,6 @@ def _pairs() -> Iterator[Case]:
     yield Case("spike_guard_update", _guard, quick=True)
     yield Case("step_verdict", _verdicts, quick=True)
     yield Case("keep_if", _keep, quick=True)
-    yield Case("noise_scale", _noise, quick=True)
     yield Case("combine_stats", _combine, quick=True)
     for dtype in DTYPES:
         call = partial(_move_running, dtype)
@@ -307,16 +306,6 @@ def _verdicts(on: On) -> Any:
         gradkit.step_verdict(on(np.array(norm)), limit=2.0, found_inf=on(np.array(flag)))
         for norm, flag in product(norms, found)
     ]
-
-
-def _noise(on: On) -> Any:
-    """Three steps, of which one does not count."""
-    found, state = [], None
-    for last in (2.0, math.inf, 3.0):
-        given = on(np.array([1.5, 0.7, last])), [3.0, 5.0, 4.0], on(np.array(1.1)), 12.0
-        scale, state = gradkit.noise_scale(*given, state=state, decay=0.4)
-        found += [scale, state]
-    return found
 
 
 def _keep(on: On) -> Any:

@@ -52,8 +52,6 @@ KINDS = {
 }
 LISTS = ("grads", "params", "buffers", "averages", "new", "old")
 POSITIVE = (
-    "small_norms",
-    "big_norm",
     "scale",
     "var",
     "inv_std",
@@ -380,14 +378,6 @@ OPERATIONS = {
             "spike_guard_update(state, norm, *, decay=0.97, threshold=2.5, warmup=25, "
             'on_spike="clip", out=None)',
             "numbers",
-        ),
-        Operation(
-            "noise_scale(small_norms, small_sizes, big_norm, big_size, *, state=None, decay=0.99, "
-            "out=None)",
-            "numbers",
-            numbers={"small_sizes": 4.0, "big_size": 32.0},
-            kinds={"small_norms": Kind("float64", (5,)), "big_norm": NUMBER, "scale": NUMBER},
-            variants={"with a state": {"state": ...}},
         ),
         Operation("step_verdict(norm, *, limit=None, found_inf=None, out=None)", "numbers"),
         Operation(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, dataclass_transform
 
 from gradkit._backend import Axes, picked
-from gradkit._calls.list_layouts import Addition, GuardStep, Judgement, LikeNorm, NoiseStep
+from gradkit._calls.list_layouts import Addition, GuardStep, Judgement, LikeNorm
 from gradkit._calls.record import Call, Record, in_place, result
 from gradkit._calls.roles import (
     CastingRule,
@@ -390,30 +390,6 @@ class StepVerdict(Call):
         backend.step_verdict(self)
 
 
-class NoiseScale(Call):
-    """``scale = noise / signal`` of moving means, and these.
-
-    A state is (steps, mean of noise, mean of signal); ``None`` stands for zeros. A backend gets
-    float64 arrays, ``small_sizes`` too, which the caller has on the host.
-    """
-
-    small_norms: In[Norm]
-    small_sizes: HostNumbers
-    big_norm: In[Norm]
-    big_size: Checked[float]
-    state: In[GuardState | None]
-    decay: Checked[float]
-
-    scale: Out[Scalar] = result()
-    next_state: Out[GuardState] = result(may_be=("state",))
-
-    layout = NoiseStep("small_norms")
-
-    def compute(self, backend: Any) -> None:
-        self.small_sizes = backend.as_float64(self.small_sizes)
-        backend.noise_scale(self)
-
-
 class KeepIf(ListCall):
     """If ``verdict``, ``old = new`` byte for byte; elements are of 1, 2, 4 or 8 bytes."""
 
@@ -490,9 +466,6 @@ class ListOperations(Protocol):
 
     def step_verdict(self, call: StepVerdict) -> None:
         """Whether a step is taken."""
-
-    def noise_scale(self, call: NoiseScale) -> None:
-        """The gradient noise scale after a step."""
 
     def keep_if(self, call: KeepIf) -> None:
         """Copies, or nothing."""

@@ -61,7 +61,6 @@ TABLE: dict[str, dict[str, Row]] = {
         "a word or flag that is none of those accepted": refused.wrong_words(),
         "a spike guard's numbers, states and norms": refused.guards(),
         "verdicts of no step, and copies that cannot be kept": refused.verdicts(),
-        "batches and norms that give no noise scale": refused.noise(),
         "axes, limits and parameters of no unit": refused.units(),
         "no choice of gradients that are clipped or count": refused.choices(),
         "a norm that cannot be exact": refused.inexact(),

@@ -504,21 +504,6 @@ def verdicts():
         yield refused("keep_if", message, **first)
 
 
-def noise():
-    """What gives no noise scale."""
-    for message, wrong in {
-        r"small_norms has shape \(\); expected one norm per small": array(np.ones(())),
-        r"small_norms has shape \(0,\); expected one norm per small": array(np.ones(0)),
-        "small_sizes has 1 numbers; expected 5": [1.0],
-        "small_sizes must be above 0 and finite, not 0.0": [1.0, 1.0, 1.0, 1.0, 0.0],
-        "big_size is 4, and small batches have 4 on average; it must be larger": 4,
-        r"big_norm has shape \(2,\); expected \(\), one number": array(np.ones(2)),
-        r"state has shape \(2,\); expected \(3,\), what the last call": array(np.zeros(2)),
-        "decay must be greater than 0 and less than 1, not 1.0": 1.0,
-    }.items():
-        yield refused("noise_scale", message, **{message.partition(" ")[0]: wrong})
-
-
 def named_gradients(a, _):
     return {"w": a(f32(3, 4)), "b": a(f32(3))}
 

@@ -105,10 +105,6 @@ def test_spike_guard() -> None:
 
 
 def test_steps() -> None:
-    small: Float64 = np.array([1.0, 2.0])
-    scale, state = gradkit.noise_scale(small, [4, 4], 1.0, 8)
-    assert_type(scale, Float64)
-    gradkit.noise_scale(small, 4, np.float32(1), 8, state=state)
     grads = {"w": _ones(3)}
     gradkit.clip_grad_norm(grads, 1.0, clip=lambda _, grad: grad.ndim > 1, count={"w": True})
     gradkit.clip_by_global_norm(grads, 1.0, clip={"w": False}, eps_mode="add")
