@@ -40,7 +40,7 @@ from gradkit.spikes import *
 from gradkit.statistics import *
 from gradkit.steps import *
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.1.0.dev0"
 
 __all__: list[str] = []
 __all__ += _config.__all__
