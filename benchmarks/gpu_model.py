@@ -1,5 +1,8 @@
 """Predicted times on GPUs, beside those measured: ``python -m benchmarks.gpu_model``.
 
+Writes the tables of docs/predictions.md, of a GPU that has run gradkit, and prints what it predicts
+of every card.
+
 A prediction, never a result. The host's own code launches each operation on a device that does
 nothing, as for the card in question. What a launch needs then follows from the arrays that it
 gets, from the tables of machine code (docs/machine-code.md) and from the card's data sheet. The
@@ -72,48 +75,39 @@ class Card(NamedTuple):
     double: int  # operations in double precision, a clock and multiprocessor
     threads: int  # that a multiprocessor holds
     shared: int  # bytes that a block may have
-    source: str
 
 
-CARDS = (
-    Card("H200", 90, 4.8e12, 132, 1.98e9, 64, 2048, 227 << 10, "NVIDIA H200 data sheet"),
-    Card(
-        "A100", 80, 2.039e12, 108, 1.41e9, 32, 2048, 163 << 10, "NVIDIA A100 80GB data sheet (SXM)"
-    ),
-    Card("RTX 4090", 80, 1.008e12, 128, 2.52e9, 2, 1536, 99 << 10, "NVIDIA Ada architecture paper"),
-    Card("T4", 80, 0.32e12, 40, 1.59e9, 2, 1024, 64 << 10, "NVIDIA T4 data sheet, Turing paper"),
+CARDS = (  # from NVIDIA's data sheets, its paper on Ada and its paper on Turing
+    Card("H200", 90, 4.8e12, 132, 1.98e9, 64, 2048, 227 << 10),
+    Card("A100", 80, 2.039e12, 108, 1.41e9, 32, 2048, 163 << 10),
+    Card("RTX 4090", 80, 1.008e12, 128, 2.52e9, 2, 1536, 99 << 10),
+    Card("T4", 80, 0.32e12, 40, 1.59e9, 2, 1024, 64 << 10),
 )
 
-H100 = Card("H100", 90, 3.35e12, 132, 1.98e9, 64, 2048, 227 << 10, "NVIDIA H100 data sheet (SXM)")
-
-_PEERS = ("cuDNN", "PyTorch", "torch.compile", "Liger")  # as below
+_PEERS = ("cuDNN", "PyTorch", "torch.compile")  # as below
 
 
 class Peers(NamedTuple):
-    """What others published of a gradient in bfloat16, in microseconds; 0: nothing."""
+    """What others published of a gradient in bfloat16 on an H200, in microseconds; 0: nothing."""
 
-    card: Card
     operation: str
     rows: int
     width: int
-    cudnn: float = 0
-    eager: float = 0
-    compiled: float = 0
-    liger: float = 0
+    cudnn: float
+    eager: float
+    compiled: float
 
 
-# cudnn-frontend, benchmark/norms/results/h200/all_models_20260227_035147.csv; Liger-Kernel, pull
-# request 1395.
+# cudnn-frontend, benchmark/norms/results/h200/all_models_20260227_035147.csv.
 PUBLISHED = (
-    Peers(CARDS[0], "rms_norm_grad", 16384, 4096, 106, 223, 236),
-    Peers(CARDS[0], "rms_norm_grad", 8192, 8192, 114, 260, 236),
-    Peers(CARDS[0], "rms_norm_grad", 4096, 16384, 118, 261, 177),
-    Peers(CARDS[0], "rms_norm_grad", 8192, 5120, 69, 172, 156),
-    Peers(CARDS[0], "rms_norm_grad", 4096, 6144, 49, 104, 87),
-    Peers(CARDS[0], "rms_norm_grad", 2048, 4096, 18, 30, 31),
-    Peers(CARDS[0], "rms_norm_grad", 131072, 128, 35, 0, 55),
-    Peers(CARDS[0], "layer_norm_grad", 1024, 12288, 80, 61, 43),
-    Peers(H100, "rms_norm_grad", 8192, 2048, liger=58),
+    Peers("rms_norm_grad", 16384, 4096, 106, 223, 236),
+    Peers("rms_norm_grad", 8192, 8192, 114, 260, 236),
+    Peers("rms_norm_grad", 4096, 16384, 118, 261, 177),
+    Peers("rms_norm_grad", 8192, 5120, 69, 172, 156),
+    Peers("rms_norm_grad", 4096, 6144, 49, 104, 87),
+    Peers("rms_norm_grad", 2048, 4096, 18, 30, 31),
+    Peers("rms_norm_grad", 131072, 128, 35, 0, 55),
+    Peers("layer_norm_grad", 1024, 12288, 80, 61, 43),
 )
 
 
@@ -410,14 +404,14 @@ def _as_bf16(found: "re.Match[str]") -> str:
 def beside_published(tables: "Tables") -> list[list[str]]:
     """What is predicted of the device, and measured, beside what others published."""
     rows = []
-    for card, name, m, d, *times in PUBLISHED:
+    for name, m, d, *times in PUBLISHED:
         work = _norm(name, m, d, "bfloat16")
-        found = predicted(work, card, tables)
+        found = predicted(work, CARDS[0], tables)
         ours = _figure((found.device or found).seconds * 1e6)
-        seconds = measured(card).get(_recorded_as(work))
+        seconds = measured(CARDS[0]).get(_recorded_as(work))
         theirs = [f"{t:.0f}" if t else "" for t in times]
         own = report.short(seconds * 1e6) if seconds else ""
-        rows.append([card.name, name, f"{m}x{d}", ours, own, *theirs])
+        rows.append([name, f"{m}x{d}", ours, own, *theirs])
     return rows
 
 
@@ -456,38 +450,34 @@ def beside_measured(tables: "Tables") -> list[list[str]]:
     return rows
 
 
-def page_tables(
-    found: dict[tuple[str, str, str], list[Prediction]],
-    published: list[list[str]],
-    beside: list[list[str]],
-) -> dict[str, str]:
-    """Lay out what is assumed and all predictions, by their places in the page."""
-    cards = [
-        (name, f"{bandwidth / 1e9:.0f}", count, f"{clock / 1e9:.2f}", double, source)
-        for name, _, bandwidth, count, clock, double, _, _, source in CARDS
-    ]
-    times = [[*title, *row] for title, row in found.items()]
+def page_tables(tables: "Tables") -> dict[str, str]:
+    """The tables of the page, by their places in it."""
     taken = [host.recorded(version) for version in host.VERSIONS]
     hosts = [
         [name.replace(", 1000", " of 1000 arrays")]
         + [f"{_figure(each[name])} ({_figure(each[name] / each[host.FORMULA])})" for each in taken]
         for name in host.RECORDED
     ]
-    table, names = report.plain_table, [card.name for card in CARDS]
+    table = report.plain_table
     return {
         "hosts": table(["call on the host", *(f"CuPy {each}" for each in host.VERSIONS)], hosts),
-        "cards": table(
-            ["card", "GB/s", "multiprocessors", "GHz", "double a clock", "source"], cards
-        ),
-        "times": table(["operation", "shape", "dtype", *names], times),
         "published": table(
-            ["card", "operation", "shape", "predicted", "measured", *_PEERS],
-            published,
+            ["operation", "shape", "predicted", "measured", *_PEERS], beside_published(tables)
         ),
         "measured": table(
-            ["operation", "shape", "dtype", "predicted", "measured", "measured / predicted"], beside
+            ["operation", "shape", "dtype", "predicted", "measured", "measured / predicted"],
+            beside_measured(tables),
         ),
     }
+
+
+def every_prediction(tables: "Tables") -> str:
+    """A table of all that is published of any card, in microseconds."""
+    rows = [
+        [*work[:3], *(predicted(work, card, tables) for card in CARDS)]  # name, shape, dtype
+        for work in works()
+    ]
+    return report.plain_table(["operation", "shape", "dtype", *(c.name for c in CARDS)], rows)
 
 
 def _figure(number: float) -> str:
@@ -497,15 +487,11 @@ def _figure(number: float) -> str:
 
 
 def main() -> None:
-    """Write the page's tables."""
+    """Write the page's tables, and print the predictions."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     tables = Tables()
-    found = {
-        (work.operation, work.shape, work.dtype): [predicted(work, c, tables) for c in CARDS]
-        for work in works()
-    }
-    beside = beside_published(tables), beside_measured(tables)
-    report.replace_in_page(PAGE, page_tables(found, *beside))
+    report.replace_in_page(PAGE, page_tables(tables))
+    print(every_prediction(tables))
 
 
 if __name__ == "__main__":

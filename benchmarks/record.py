@@ -36,8 +36,8 @@ its time is overhead: do without gradkit there if each microsecond counts.
 
 `make bench-record` writes this page from the records in `benchmarks/results`; no figure is entered by hand.
 [benchmarks/README.md](../benchmarks/README.md) explains the measurements;
-[benchmarks/NOTES.md](../benchmarks/NOTES.md) lists the optimisations that were tried. Each record names
-the version of gradkit: 0.1.0 had no compiled code, and its rows are NumPy's.
+[benchmarks/NOTES.md](../benchmarks/NOTES.md) lists the optimisations that were tried. The oldest record, of
+2026-11-23, is from before the compiled code, and its rows are NumPy's.
 """  # noqa: E501
 
 

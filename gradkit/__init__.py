@@ -16,7 +16,6 @@ from gradkit import (
     gradients,
     group_normalization,
     layer_normalization,
-    noise,
     rms_normalization,
     spikes,
     statistics,
@@ -36,13 +35,12 @@ from gradkit.errors import *
 from gradkit.gradients import *
 from gradkit.group_normalization import *
 from gradkit.layer_normalization import *
-from gradkit.noise import *
 from gradkit.rms_normalization import *
 from gradkit.spikes import *
 from gradkit.statistics import *
 from gradkit.steps import *
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.1.0.dev0"
 
 __all__: list[str] = []
 __all__ += _config.__all__
@@ -56,7 +54,6 @@ __all__ += errors.__all__
 __all__ += gradients.__all__
 __all__ += group_normalization.__all__
 __all__ += layer_normalization.__all__
-__all__ += noise.__all__
 __all__ += rms_normalization.__all__
 __all__ += spikes.__all__
 __all__ += statistics.__all__

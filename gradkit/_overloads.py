@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overloa
 import numpy as np
 from numpy.typing import NDArray
 
-from gradkit._typing import Container, Float64, GradTree, H, Host, HostTree, Real, T, X
+from gradkit._typing import Container, Float64, GradTree, H, HostTree, Real, T, X
 
 P = ParamSpec("P")
 Value_co = TypeVar("Value_co", covariant=True)
@@ -48,17 +48,6 @@ class ArrayOfNorm(Protocol[P, Value_co]):
     def __call__(self, norm: X, *args: P.args, **kwargs: P.kwargs) -> X: ...
 
 
-class PairOfNorms(Protocol[P]):
-    """Norms to two arrays."""
-
-    @overload
-    def __call__(
-        self, small_norms: Host, *args: P.args, **kwargs: P.kwargs
-    ) -> tuple[Float64, Float64]: ...
-    @overload
-    def __call__(self, small_norms: X, *args: P.args, **kwargs: P.kwargs) -> tuple[X, X]: ...
-
-
 def norm_of_grads(function: Callable[Concatenate[Any, P], Any]) -> NormOfGrads[P]:
     """Type a function that returns an array of the gradients' type; of NumPy's, a float64 one."""
     return cast(NormOfGrads[P], function)
@@ -77,8 +66,3 @@ def float64_of_norm(function: Callable[Concatenate[Any, P], Any]) -> ArrayOfNorm
 def bool_of_norm(function: Callable[Concatenate[Any, P], Any]) -> ArrayOfNorm[P, NDArray[np.bool_]]:
     """Type a function that returns an array of the norm's type; of NumPy's, one of bools."""
     return cast(ArrayOfNorm[P, NDArray[np.bool_]], function)
-
-
-def pair_of_norms(function: Callable[Concatenate[Any, P], Any]) -> PairOfNorms[P]:
-    """Type a function that returns two arrays of the norms' type; of NumPy's, float64 ones."""
-    return cast(PairOfNorms[P], function)

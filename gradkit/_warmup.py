@@ -42,7 +42,7 @@ def warmup(arrays: Tree, *operations: Callable[..., Any]) -> int:
         A leaf is not a floating-point array; an operation is not gradkit's.
     BackendUnavailableError
         An array is on a device that cannot be used.
-    KernelCompileError
+    KernelError
         A kernel does not compile; the message holds the compiler's log.
 
     Examples

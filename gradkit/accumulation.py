@@ -201,7 +201,7 @@ def accumulate_grads(
         **Written:** the 2-norm of all buffers after the call, also if nothing was added.
     grad_norm_out : 0-d float64 array, optional
         **Written:** the 2-norm of the gradients as they arrive, without ``scale``, with the bits of
-        ``grad_norm(grads)``; for :func:`noise_scale`. They are read once more for it.
+        ``grad_norm(grads)``. They are read once more for it.
     compensation : container of arrays like ``buffers``, optional
         **Read and written in place:** what rounding drops, so that ``buffers + compensation`` is
         the sum, as exactly as two numbers of the buffers' dtype can hold it; zeros at first. In

@@ -5,33 +5,10 @@ as in :mod:`gradkit.layer_normalization`.
 
 In inference (PyTorch's evaluation mode, and fine-tuning with frozen statistics) the statistics are
 constants, so no gradient flows through them: :func:`batch_norm_inference` and its gradient are
-functions of their own. :func:`batch_norm` moves running statistics in place;
-:func:`update_running_statistics` returns new ones, for arrays that cannot be written and for
-statistics that come from elsewhere::
-
-    mean, var, count = gradkit.batch_norm_stats(x)
-    y, mean_, inv_std = gradkit.batch_norm_apply(x, scale, bias, mean, var)
-    running_mean, running_var = gradkit.update_running_statistics(
-        running_mean, running_var, mean, var, count
-    )
+functions of their own.
 
 With ``group``, the batch is that of all ranks together: each passes its own part, of any size, and
-statistics and ``dx`` are those of the whole. The steps are functions too, for other ways to
-communicate, such as a collective on the device::
-
-    mean, var, count = gradkit.batch_norm_stats(x)
-    means, variances, counts = ...      # a row of these from each rank
-    mean, var, count = gradkit.combine_stats(means, variances, counts)
-    y, mean, inv_std = gradkit.batch_norm_apply(x, scale, bias, mean, var)
-
-    sums = gradkit.batch_norm_grad_sums(dy, x, mean, inv_std)
-    sum_dy_xhat, sum_dy = ...           # added up over all ranks
-    dx = gradkit.batch_norm_grad_apply(
-        dy, x, scale, mean, inv_std, sum_dy_xhat, sum_dy, count
-    )
-
-Every rank takes part in both collectives, whatever it holds. The steps' results of one number per
-channel are float64 (float32 where the library holds no float64, as JAX by default).
+statistics and ``dx`` are those of the whole.
 """
 
 from typing import SupportsIndex
@@ -43,24 +20,21 @@ from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._ranks.batches import forward_over_ranks, gradient_over_ranks, run_over_ranks
 from gradkit._ranks.groups import Group
-from gradkit._typing import AnyArray, Outs, Real, S, Scalar, X, Y
+from gradkit._typing import AnyArray, Outs, Real, S, X
 
 __all__ = [
     "batch_norm",
-    "batch_norm_apply",
     "batch_norm_grad",
-    "batch_norm_grad_apply",
-    "batch_norm_grad_sums",
     "batch_norm_inference",
     "batch_norm_inference_grad",
-    "batch_norm_stats",
-    "combine_stats",
     "last_engine",
-    "update_running_statistics",
 ]
 
 
-@runs("batch_norm", "batch_norm_stats", "batch_norm_apply", "update_running_statistics")
+@runs(
+    *("batch_norm", "batch_norm_stats", "combine_stats", "batch_norm_apply"),
+    "update_running_statistics",
+)
 @answers
 def batch_norm(
     x: X,
@@ -98,7 +72,7 @@ def batch_norm(
     running_mean, running_var : arrays of shape (C,) and one dtype, optional
         Written in place: float16, bfloat16, float32 or float64. A batch without elements leaves
         them as they are. Arrays of JAX and TensorFlow cannot be written:
-        :func:`update_running_statistics` returns new ones.
+        :func:`gradkit.jax.batch_norm` returns new ones.
     momentum : float
         From 0 to 1: the weight of this batch in running statistics, for which alone it is. With 0,
         nothing moves; with 1, they become the batch's own mean and unbiased variance, whatever they
@@ -416,82 +390,6 @@ def batch_norm_inference_grad(
     return run(call, out)
 
 
-@answers
-def update_running_statistics(
-    running_mean: X,
-    running_var: Y,
-    mean: AnyArray,
-    var: AnyArray,
-    count: Scalar,
-    *,
-    momentum: Real = 0.1,
-    out: Outs = None,
-) -> tuple[X, Y]:
-    """Running statistics, moved towards those of one batch.
-
-    With n = ``count``::
-
-        running_mean = (1 - momentum) * running_mean + momentum * mean
-        running_var  = (1 - momentum) * running_var  + momentum * var * n / (n - 1)
-
-    Parameters
-    ----------
-    running_mean, running_var : arrays of shape (C,) and one dtype
-        float16, bfloat16, float32 or float64. Not written, unless they are ``out``.
-    mean, var : arrays of shape (C,)
-        A batch's mean and biased variance: of any of these dtypes, as
-        :func:`batch_norm_stats` or, for several ranks, :func:`combine_stats` returns them. The
-        variance is never to be computed from ``inv_std``: ``1 / inv_std**2 - eps`` may be negative.
-        For a running variance that is biased, as ONNX's and Keras', pass ``var * (n - 1) / n``.
-    count : float, or 0-d floating-point array
-        The elements per channel of that batch, of all ranks together. 0: the results are the
-        running statistics as they were. An array on the device is read there, where nothing can be
-        raised: a count of at most 1 is as one of 0.
-    momentum : float
-        From 0 to 1: the weight of this batch. With 0, the results are the running statistics as
-        they were; with 1, the batch's own mean and unbiased variance. What has no weight is left
-        out, NaN and infinities too; else they stay. Keras and ONNX call ``1 - momentum`` momentum.
-    out : tuple (running_mean, running_var), optional
-        Where the results are written; each may be the argument of its name.
-
-    Returns
-    -------
-    running_mean, running_var : arrays of shape (C,)
-        In their dtype, computed in float64 and rounded once.
-
-    Raises
-    ------
-    TypeError
-        An argument is not a floating-point array; ``running_mean`` and ``running_var`` differ in
-        dtype; arrays of two frameworks; ``momentum`` is not a real number.
-    ValueError
-        Incompatible shapes; ``momentum`` not from 0 to 1; ``count`` is a number that is negative,
-        infinite, NaN, or above 0 and at most 1, so that there is no unbiased variance; an output
-        that overlaps another array. Nothing is written.
-
-    References
-    ----------
-    PyTorch's ``native_batch_norm``, whose ``running_var`` is unbiased too.
-
-    Examples
-    --------
-    >>> import numpy as np, gradkit
-    >>> mean, var, count = gradkit.batch_norm_stats(np.array([[1.0], [3.0]]))
-    >>> running = np.zeros(1), np.ones(1)
-    >>> gradkit.update_running_statistics(*running, mean, var, count, momentum=0.5)
-    (array([1.]), array([1.5]))
-    """
-    call = channels.UpdateRunningStatistics(
-        running_mean=running_mean,
-        running_var=running_var,
-        mean=mean,
-        var=var,
-        count=count,
-        momentum=momentum,
-    )
-    return run(call, out)
-
-
 def last_engine() -> str | None:
     """The engine that ran the last batch norm of the calling thread, of any kind.
 
@@ -509,296 +407,3 @@ def last_engine() -> str | None:
     'native'
     """
     return engines.latest()
-
-
-@answers
-def batch_norm_stats(x: X, *, channel_axis: SupportsIndex = 1, out: Outs = None) -> tuple[X, X, X]:
-    """Mean and biased variance of each channel: the first step of :func:`batch_norm`.
-
-    Parameters
-    ----------
-    x : array of two or more dimensions
-        T: float16, bfloat16, float32 or float64, of any layout; perhaps without elements.
-    channel_axis : int
-        The channel axis; statistics are over all other axes.
-    out : tuple (mean, var, count), optional
-        Where the results are written.
-
-    Returns
-    -------
-    mean, var : float64 arrays of shape (C,)
-        0 if there are no elements. Squares of float16, bfloat16 and float32 neither overflow nor
-        underflow.
-    count : 0-d float64 array
-        The elements per channel.
-
-    Raises
-    ------
-    TypeError
-        ``x`` is not a floating-point array.
-    ValueError
-        ``x`` has fewer than two dimensions; ``channel_axis`` out of range; an output that
-        overlaps ``x``. Nothing is written.
-
-    References
-    ----------
-    ``torch.batch_norm_stats``, which gives inv_std.
-
-    Examples
-    --------
-    >>> import numpy as np, gradkit
-    >>> mean, var, count = gradkit.batch_norm_stats(np.array([[1.0, 10.0], [3.0, 10.0]]))
-    >>> mean, var, count
-    (array([ 2., 10.]), array([1., 0.]), array(2.))
-    """
-    return run(channels.BatchNormStats(x=x, channel_axis=channel_axis), out)
-
-
-@answers
-def combine_stats(
-    means: X, variances: AnyArray, counts: AnyArray, *, out: Outs = None
-) -> tuple[X, X, X]:
-    """Mean and biased variance of what several ranks hold together, channel by channel.
-
-    With n the sum of ``counts``::
-
-        mean = sum(counts / n * means)
-        var  = sum(counts / n * (variances + (means - mean)**2))
-
-    in which nothing overflows or underflows that the result does not. Equal arrays give equal bits,
-    so that all ranks agree.
-
-    Parameters
-    ----------
-    means, variances : arrays of shape (ranks, C)
-        A row from each rank, as :func:`batch_norm_stats` returns them: float64 or float32.
-    counts : array of shape (ranks,)
-        The elements per channel of each rank, at least 0: float64 or float32. A rank whose count
-        is 0 is ignored, whatever its row holds.
-    out : tuple (mean, var, count), optional
-        Where the results are written.
-
-    Returns
-    -------
-    mean, var : float64 arrays of shape (C,)
-        0 if all counts are.
-    count : 0-d float64 array
-        The sum of all counts.
-
-    Raises
-    ------
-    TypeError
-        An argument is neither float64 nor float32: a float16 count ends at 65504.
-    ValueError
-        Incompatible shapes; an output that overlaps an input. Nothing is written.
-
-    References
-    ----------
-    Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample
-    Variances", 1979.
-
-    Examples
-    --------
-    >>> import numpy as np, gradkit
-    >>> means, variances = np.array([[1.0], [4.0], [7.0]]), np.array([[0.0], [2.0], [9.0]])
-    >>> gradkit.combine_stats(means, variances, np.array([1.0, 2.0, 0.0]))
-    (array([3.]), array([3.33333333]), array(3.))
-    """
-    call = channels.CombineStats(means=means, variances=variances, counts=counts)
-    return run(call, out)
-
-
-@answers
-def batch_norm_apply(
-    x: X,
-    scale: AnyArray | None,
-    bias: AnyArray | None,
-    mean: AnyArray,
-    var: AnyArray,
-    *,
-    channel_axis: SupportsIndex = 1,
-    eps: Real = 1e-5,
-    out: Outs = None,
-) -> tuple[X, X, X]:
-    """The last step of :func:`batch_norm`: ``y = (x - mean) * inv_std * scale + bias``.
-
-    Parameters
-    ----------
-    x : array of two or more dimensions
-        T, as in :func:`batch_norm`.
-    scale, bias : arrays of shape (C,), or None
-        V. With a bias alone, pass ones as ``scale``.
-    mean, var : arrays of shape (C,)
-        The statistics of the whole batch, as :func:`combine_stats` returns them: float64 or
-        float32.
-    channel_axis : int
-        The channel axis.
-    eps : float
-        Added to ``var``; finite and at least 0.
-    out : tuple (y, mean, inv_std), optional
-        Where the results are written; ``y`` may be ``x``.
-
-    Returns
-    -------
-    y : array of x's shape and dtype
-    mean, inv_std : arrays of shape (C,)
-        U, as :func:`batch_norm` returns them, for the backward pass.
-
-    Raises
-    ------
-    TypeError
-        A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
-        frameworks.
-    ValueError
-        Incompatible shapes; ``bias`` without ``scale``; ``channel_axis`` out of range; ``eps``
-        negative or not finite; an output that overlaps an input. Nothing is written.
-
-    References
-    ----------
-    ``torch.batch_norm_elemt``.
-
-    Examples
-    --------
-    >>> import numpy as np, gradkit
-    >>> x, mean, var = np.array([[1.0], [3.0]]), np.array([3.0]), np.array([0.1875])
-    >>> gradkit.batch_norm_apply(x, None, None, mean, var, eps=0.0625)
-    (array([[-4.],
-           [ 0.]]), array([3.]), array([2.]))
-    """
-    call = channels.BatchNormApply(
-        x=x, scale=scale, bias=bias, mean=mean, var=var, channel_axis=channel_axis, eps=eps
-    )
-    return run(call, out)
-
-
-@answers
-def batch_norm_grad_sums(
-    dy: AnyArray,
-    x: X,
-    mean: AnyArray,
-    inv_std: AnyArray,
-    *,
-    channel_axis: SupportsIndex = 1,
-    out: Outs = None,
-) -> tuple[X, X]:
-    """The sums over each channel that :func:`batch_norm_grad` needs: its first step.
-
-    With ``xhat = (x - mean) * inv_std``, they are ``sum(dy * xhat)`` and ``sum(dy)``. As they are,
-    they are this rank's dscale and dbias, which data parallelism adds up with all other
-    parameters' gradients. Added up over all ranks, they are what :func:`batch_norm_grad_apply`
-    takes.
-
-    Parameters
-    ----------
-    dy, x : arrays of two or more dimensions and the same shape
-        T, perhaps without elements.
-    mean, inv_std : arrays of shape (C,)
-        U, as :func:`batch_norm_apply` returns them.
-    channel_axis : int
-        The channel axis.
-    out : tuple (sum_dy_xhat, sum_dy), optional
-        Where the results are written.
-
-    Returns
-    -------
-    sum_dy_xhat, sum_dy : float64 arrays of shape (C,)
-
-    Raises
-    ------
-    TypeError
-        A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
-        frameworks.
-    ValueError
-        Incompatible shapes; an output that overlaps an input. Nothing is written.
-
-    References
-    ----------
-    ``torch.batch_norm_backward_reduce``, whose first sum is without inv_std.
-
-    Examples
-    --------
-    >>> import numpy as np, gradkit
-    >>> dy, x, one = np.array([[1.0], [0.5]]), np.array([[1.0], [2.0]]), np.ones(1)
-    >>> gradkit.batch_norm_grad_sums(dy, x, one, one)
-    (array([0.5]), array([1.5]))
-    """
-    call = channels.BatchNormGradSums(
-        dy=dy, x=x, mean=mean, inv_std=inv_std, channel_axis=channel_axis
-    )
-    return run(call, out)
-
-
-@answers
-def batch_norm_grad_apply(
-    dy: AnyArray,
-    x: X,
-    scale: AnyArray | None,
-    mean: AnyArray,
-    inv_std: AnyArray,
-    sum_dy_xhat: AnyArray,
-    sum_dy: AnyArray,
-    count: Scalar,
-    *,
-    channel_axis: SupportsIndex = 1,
-    out: AnyArray | None = None,
-) -> X:
-    """The last step of :func:`batch_norm_grad`: dx, from the sums over the whole batch.
-
-    ``dx = inv_std * scale * (dy - sum_dy / count - xhat * sum_dy_xhat / count)``.
-
-    Parameters
-    ----------
-    dy, x : arrays of two or more dimensions and the same shape
-        T.
-    scale : array of shape (C,), or None
-        V.
-    mean, inv_std : arrays of shape (C,)
-        U, as :func:`batch_norm_apply` returns them.
-    sum_dy_xhat, sum_dy : arrays of shape (C,)
-        What :func:`batch_norm_grad_sums` returns, added up over all ranks: float64 or float32.
-    count : float, or 0-d floating-point array
-        The elements per channel of all ranks, as :func:`combine_stats` returns them. An array on
-        the device is read there.
-    channel_axis : int
-        The channel axis.
-    out : array, optional
-        Where dx is written; it may be ``dy``.
-
-    Returns
-    -------
-    T array of x's shape
-
-    Raises
-    ------
-    TypeError
-        A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
-        frameworks.
-    ValueError
-        Incompatible shapes; ``count`` is a negative, infinite or NaN number; an output that
-        overlaps an input. Nothing is written.
-
-    References
-    ----------
-    ``torch.batch_norm_backward_elemt``.
-
-    Examples
-    --------
-    >>> import numpy as np, gradkit
-    >>> dy, x, one = np.array([[1.0], [0.5]]), np.array([[1.0], [2.0]]), np.ones(1)
-    >>> sums = gradkit.batch_norm_grad_sums(dy, x, one, one)
-    >>> gradkit.batch_norm_grad_apply(dy, x, None, one, one, *sums, 2)
-    array([[ 0.25],
-           [-0.5 ]])
-    """
-    call = channels.BatchNormGradApply(
-        dy=dy,
-        x=x,
-        scale=scale,
-        mean=mean,
-        inv_std=inv_std,
-        sum_dy_xhat=sum_dy_xhat,
-        sum_dy=sum_dy,
-        count=count,
-        channel_axis=channel_axis,
-    )
-    return run(call, out)

@@ -4,8 +4,7 @@ __all__ = [
     "BackendUnavailableError",
     "CudnnError",
     "GradkitError",
-    "KernelCompileError",
-    "KernelLaunchError",
+    "KernelError",
     "NonFiniteNormError",
     "RankError",
 ]
@@ -48,12 +47,11 @@ class CudnnError(GradkitError, RuntimeError):
         return type(self), (self.function, self.status, self.text)
 
 
-class KernelCompileError(GradkitError, RuntimeError):
-    """A CUDA kernel did not compile; the message holds the compiler's log."""
+class KernelError(GradkitError, RuntimeError):
+    """A CUDA kernel did not compile, or the device refused its launch.
 
-
-class KernelLaunchError(GradkitError, RuntimeError):
-    """The device refused a launch; the message names the kernel and its grid."""
+    The message holds the compiler's log, or names the kernel and its grid.
+    """
 
 
 class NonFiniteNormError(GradkitError, ArithmeticError):

@@ -55,15 +55,12 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_sums(
     write_totals(partials, sum_dy_xhat, sum_dy, shares, channels, tile);
 }
 
-// n is *count_at, or `count` if that is null.
 extern "C" __global__ void take_sums(
-    const double* sum_dy_xhat, const double* sum_dy, const double* count_at, double count, A* means,
-    i64 channels
+    const double* sum_dy_xhat, const double* sum_dy, double count, A* means, i64 channels
 ) {
-    const double n = count_at ? *count_at : count;
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
     for (i64 k = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; k < channels; k += step) {
-        means[k] = narrow<A>(sum_dy_xhat[k] / n);
-        means[channels + k] = narrow<A>(sum_dy[k] / n);
+        means[k] = narrow<A>(sum_dy_xhat[k] / count);
+        means[channels + k] = narrow<A>(sum_dy[k] / count);
     }
 }

@@ -3,7 +3,7 @@
 //   next_mean = (1 - momentum) * running_mean + momentum * mean
 //   next_var  = (1 - momentum) * running_var  + momentum * var * n / (n - 1)
 //
-// n is *count_at, or `count` if that is null: the elements per channel. If it is at most 1, there
+// n is `count`, the elements per channel. If it is at most 1, there
 // is no unbiased variance, and the statistics do not change. A term with weight 0 is skipped, even
 // if it is NaN or infinite.
 //
@@ -22,11 +22,9 @@ __device__ __forceinline__ double moved(double from, double to, double momentum)
 
 extern "C" __global__ void update_running(
     const STAT_T* running_mean, const STAT_T* running_var, const double* mean, const double* var,
-    const double* count_at, double count, double momentum, STAT_T* next_mean, STAT_T* next_var,
-    i64 channels
+    double count, double momentum, STAT_T* next_mean, STAT_T* next_var, i64 channels
 ) {
-    const double n = count_at ? *count_at : count;
-    const double weight = n <= 1 ? 0 : momentum, unbiased = n / (n - 1);
+    const double weight = count <= 1 ? 0 : momentum, unbiased = count / (count - 1);
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
     for (i64 k = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; k < channels; k += step) {
         const double from_mean = to_double(running_mean[k]), from_var = to_double(running_var[k]);

@@ -20,10 +20,12 @@ import numpy as np
 import gradkit
 from gradkit._dtypes import FLOATS
 from testbed.nvrtc import version
+from tests import steps
 from tests import strategies as draw_
 from tests.devices.emulated import on_device, ptx_backend
-from tests.operations import LISTS, OPERATIONS, POWER, WIDE, Operation, Types, leaves, of
+from tests.operations import LISTS, OPERATIONS, POWER, Operation, Types, leaves, of
 from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, make_groups, tiny
+from tests.ranks import results
 from tests.tolerances import DTYPES
 
 FILE = Path(__file__).with_suffix(".json")
@@ -135,32 +137,25 @@ def _case(
 
 def _norm(operation: Operation, variant: str, p: Problem, on: On) -> Any:
     def one(label: str, *_: Any) -> Any:
-        host = _argument(p, label, wide=operation.kind(label) == WIDE)
+        host = _argument(p, label)
         return None if host is None else on(host)
 
     given = operation.arguments(one, variant=variant) | p.where
-    others = {"num_groups": getattr(p, "groups", None), "count": on(np.array(77.0))}
-    given |= {label: others[label] for label in others.keys() & given.keys()}
+    if "num_groups" in given:
+        given["num_groups"] = getattr(p, "groups", None)
     if operation.family == "channels" and "inv_std" in operation.results:
         given["out"] = None, on(np.empty_like(p.mean)), on(np.empty_like(p.inv_std))
     running = [array for label, array in given.items() if label.startswith("running")]
     return [*leaves(operation.function(**given)), *running]
 
 
-def _argument(p: Problem, label: str, *, wide: bool) -> Any:
+def _argument(p: Problem, label: str) -> Any:
     """A norm's argument; an inverse takes x for the output of the norm."""
-    if wide:
-        count = p.mean.size
-        found = _PER_CHANNEL[:count] if label in ("mean", "sum_dy_xhat") else _PER_CHANNEL[-count:]
-        return found**2 if label == "var" else found
     if label in ("residual", "ds", "gate"):
         return p.dy[::-1].copy()
     if label in ("var", "running_var"):
         return np.square(p.inv_std)
     return getattr(p, {"y": "x", "running_mean": "mean"}.get(label, label))
-
-
-_PER_CHANNEL = draw_.values((16,), "float64", 5)
 
 
 def _channels() -> Iterator[Case]:
@@ -174,6 +169,29 @@ def _channels() -> Iterator[Case]:
                 yield _case(norm, variant, p, types, where, quick=quick)
         for norm in norms[:2]:
             yield _case(norm, "", small, types, f"{where}, tiny", quick=quick)
+        call = partial(_over_ranks, p)
+        yield Case(f"batch_norm over ranks {'-'.join(types)} {where}", call, quick)
+
+
+def _over_ranks(p: Problem, on: On) -> Any:
+    """Both passes of two ranks, and what moves."""
+    parts = [np.array_split(array, [len(p.x) // 3]) for array in (p.dy, p.x)]
+    held = [list(map(on, each)) for each in zip(*parts, strict=True)]
+    scale, bias, mean, inv_std = map(on, (p.scale, p.bias, p.mean, p.inv_std))
+
+    def work(group: Any) -> Any:
+        dy, x = held[group.rank]
+        running = [on(array.copy()) for array in (p.mean, np.square(p.inv_std))]
+        moved = dict(zip(("running_mean", "running_var"), running, strict=True))
+        out = None, *(on(np.empty_like(array)) for array in (p.mean, p.inv_std))
+        over = {"group": group, **p.where}
+        return [
+            *gradkit.batch_norm(x, scale, bias, eps=p.eps, out=out, **moved, **over),
+            *running,
+            *gradkit.batch_norm_grad(dy, x, scale, mean, inv_std, **over),
+        ]
+
+    return [*leaves(results(work, 2))]
 
 
 def _groups() -> Iterator[Case]:
@@ -225,7 +243,6 @@ def _pairs() -> Iterator[Case]:
     yield Case("spike_guard_update", _guard, quick=True)
     yield Case("step_verdict", _verdicts, quick=True)
     yield Case("keep_if", _keep, quick=True)
-    yield Case("noise_scale", _noise, quick=True)
     yield Case("combine_stats", _combine, quick=True)
     for dtype in DTYPES:
         call = partial(_move_running, dtype)
@@ -261,14 +278,14 @@ def _combine(on: On) -> Any:
     means, variances = draw_.values((6, 37), "float64", 5), draw_.values((6, 37), "float64", 6) ** 2
     counts = np.array([3.0, 70_000.0, 0.0, 1.0, 12.0, 5.0])
     means[2] = np.nan
-    return gradkit.combine_stats(*map(on, (means, variances, counts)))
+    return steps.combine_stats(*map(on, (means, variances, counts)))
 
 
 def _move_running(dtype: str, on: On) -> Any:
     running = (draw_.values((37,), dtype, seed) for seed in (1, 2))
     batch = (draw_.values((37,), "float64", seed) for seed in (3, 4))
-    given = map(on, (*running, *batch, np.array(77.0)))
-    return gradkit.update_running_statistics(*given, momentum=0.3)
+    given = map(on, (*running, *batch))
+    return steps.update_running_statistics(*given, 77.0, momentum=0.3)
 
 
 def _guard(on: On) -> Any:
@@ -289,16 +306,6 @@ def _verdicts(on: On) -> Any:
         gradkit.step_verdict(on(np.array(norm)), limit=2.0, found_inf=on(np.array(flag)))
         for norm, flag in product(norms, found)
     ]
-
-
-def _noise(on: On) -> Any:
-    """Three steps, of which one does not count."""
-    found, state = [], None
-    for last in (2.0, math.inf, 3.0):
-        given = on(np.array([1.5, 0.7, last])), [3.0, 5.0, 4.0], on(np.array(1.1)), 12.0
-        scale, state = gradkit.noise_scale(*given, state=state, decay=0.4)
-        found += [scale, state]
-    return found
 
 
 def _keep(on: On) -> Any:

@@ -38,32 +38,24 @@ class Kind(NamedTuple):
 
 
 DATA, STATISTIC, PARAMETER = (Kind(of, of) for of in ("data", "statistic", "parameter"))
-WIDE = Kind("float64", "statistic")
 NUMBER = Kind("float64", ())
 LIST = Kind("data", "lists")  # of arrays like those of the operation's other lists
 KINDS = {
     **dict.fromkeys(("dy", "x", "y", "s", "residual", "ds", "dx"), DATA),
     **dict.fromkeys(("buffer", "grad", "compensation"), DATA),
     **dict.fromkeys(("gate", "dgate"), DATA),
-    **dict.fromkeys(("mean", "saved_mean", "var", "inv_std"), STATISTIC),
+    **dict.fromkeys(("mean", "var", "inv_std"), STATISTIC),
     **dict.fromkeys(("running_mean", "running_var"), STATISTIC),
     **dict.fromkeys(("scale", "bias", "dscale", "dbias"), PARAMETER),
-    **dict.fromkeys(("sum_dy_xhat", "sum_dy"), WIDE),
-    **dict.fromkeys(("means", "variances"), Kind("float64", "ranks")),
-    "counts": Kind("float64", "samples"),
     "state": Kind("float64", (3,)),
     "norm": NUMBER,
 }
 LISTS = ("grads", "params", "buffers", "averages", "new", "old")
 POSITIVE = (
-    "small_norms",
-    "big_norm",
     "scale",
     "var",
     "inv_std",
     "running_var",
-    "variances",
-    "counts",
     "state",
     "norm",
 )
@@ -126,8 +118,6 @@ class Operation:
     @property
     def types(self) -> Sequence[Types]:
         """The combinations of dtypes that it takes."""
-        if self.family == "ranks":
-            return [FLOAT64]
         if self.family in ("rows", "groups"):
             return LAYER_TYPES
         return BATCH_TYPES if self.family == "channels" else [(name,) * 3 for name in DTYPES]
@@ -154,8 +144,7 @@ class Operation:
         columns = data[axis:] if rows else data[axis : axis + 1]
         samples = (*data[:1], groups) if self.family == "groups" else columns
         statistic = data[:axis] if rows else samples
-        others = {"samples": data[:1], "ranks": data[:2]}
-        return {"data": data, "statistic": statistic, "parameter": columns, **others}[of]
+        return {"data": data, "statistic": statistic, "parameter": columns}[of]
 
     def arguments(
         self,
@@ -233,7 +222,6 @@ _CLIP = 'norm_type=2.0, *, eps=1e-6, nonfinite="propagate", out=None'
 _BLOCK = 'norm_type=2.0, *, axis=None, rms=False, eps=1e-6, nonfinite="propagate", out=None'
 _ADAPT = 'clipping=0.01, *, eps=1e-3, axis=None, nonfinite="propagate", out=None'
 _KEPT = {"with compensation": {"compensation": ...}}
-_SAVED_WIDE = {"mean": WIDE, "var": WIDE}
 
 OPERATIONS = {
     each.name: each
@@ -297,38 +285,6 @@ OPERATIONS = {
         Operation(
             "group_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
             "groups",
-        ),
-        Operation(
-            "batch_norm_stats(x, *, channel_axis=1, out=None)",
-            "channels",
-            kinds=_SAVED_WIDE | {"count": NUMBER},
-        ),
-        Operation(
-            "combine_stats(means, variances, counts, *, out=None)",
-            "ranks",
-            kinds=_SAVED_WIDE | {"count": NUMBER},
-        ),
-        Operation(
-            f"batch_norm_apply(x, scale, bias, mean, var, {_EPS})",
-            "channels",
-            kinds=_SAVED_WIDE,
-        ),
-        Operation(
-            "batch_norm_grad_sums(dy, x, mean, inv_std, *, channel_axis=1, out=None)",
-            "channels",
-        ),
-        Operation(
-            "batch_norm_grad_apply(dy, x, scale, mean, inv_std, sum_dy_xhat, sum_dy, count, *, "
-            "channel_axis=1, out=None)",
-            "channels",
-            numbers={"count": 4.0},
-        ),
-        Operation(
-            "update_running_statistics(running_mean, running_var, mean, var, count, *, "
-            "momentum=0.1, out=None)",
-            "running",
-            numbers={"count": 9.0},
-            kinds=_SAVED_WIDE,
         ),
         Operation(
             'grad_norm(grads, norm_type=2.0, *, nonfinite="propagate", out=None)',
@@ -422,14 +378,6 @@ OPERATIONS = {
             "spike_guard_update(state, norm, *, decay=0.97, threshold=2.5, warmup=25, "
             'on_spike="clip", out=None)',
             "numbers",
-        ),
-        Operation(
-            "noise_scale(small_norms, small_sizes, big_norm, big_size, *, state=None, decay=0.99, "
-            "out=None)",
-            "numbers",
-            numbers={"small_sizes": 4.0, "big_size": 32.0},
-            kinds={"small_norms": Kind("float64", (5,)), "big_norm": NUMBER, "scale": NUMBER},
-            variants={"with a state": {"state": ...}},
         ),
         Operation("step_verdict(norm, *, limit=None, found_inf=None, out=None)", "numbers"),
         Operation(

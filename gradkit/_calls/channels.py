@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gradkit._backend import Address, Engine, Shape
 from gradkit._calls import checks, engines
-from gradkit._calls.layouts import ChannelLayout, GroupLayout, RankLayout, RunningLayout
+from gradkit._calls.layouts import ChannelLayout, GroupLayout, VectorLayout
 from gradkit._calls.record import Call, in_place, result
 from gradkit._calls.roles import (
     BatchMean,
@@ -41,7 +41,7 @@ from gradkit._calls.roles import (
 from gradkit._dtypes import BATCH_NORM_TYPES, LAYER_NORM_TYPES
 
 MOMENTUM = 0.1  # by default
-_NEW = "update_running_statistics returns new arrays"
+_NEW = "compute on NumPy arrays, or call gradkit.jax.batch_norm, which returns new ones"
 
 
 class ChannelOperations(Protocol):
@@ -77,7 +77,7 @@ class ChannelOperations(Protocol):
     def combine_stats(self, call: "CombineStats") -> None:
         """The statistics of all ranks' channels, from the rows ``means[rank]``.
 
-        Rows whose count is 0 are ignored; if all are, ``mean``, ``var`` and ``count`` are 0.
+        Rows whose count is 0 are ignored; if all are, ``mean``, ``var`` and ``total`` are 0.
         """
 
     def batch_norm_apply(self, call: "BatchNormApply") -> None:
@@ -215,11 +215,7 @@ class UpdateRunningStatistics(Call):
     next_mean: Out[RunningMean] = result(may_be=("running_mean",))
     next_var: Out[RunningVar] = result(may_be=("running_var",))
 
-    layout = RunningLayout("running_mean")
-
-    def check_values(self, opened: Any) -> None:  # noqa: ARG002
-        if isinstance(self.count, float):
-            checks.enough(self.count, f"count is {self.count:g}")
+    layout = VectorLayout("running_mean")
 
     def compute(self, backend: ChannelOperations) -> None:
         backend.update_running_statistics(self)
@@ -233,14 +229,11 @@ class BatchNormStats(Call):
 
     mean: Out[BatchMean] = result()
     var: Out[BatchVar] = result()
-    count: Out[Count | None] = result()
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
     def compute(self, backend: ChannelOperations) -> None:
         backend.batch_norm_stats(self)
-        if self.count is not None:
-            self.count[...] = float(elements(self.x, self.channel_axis))
 
 
 class CombineStats(Call):
@@ -252,9 +245,9 @@ class CombineStats(Call):
 
     mean: Out[BatchMean] = result()
     var: Out[BatchVar] = result()
-    count: Out[Count] = result()
+    total: Out[Count] = result()
 
-    layout = RankLayout("means")
+    layout = VectorLayout("means")
 
     def compute(self, backend: ChannelOperations) -> None:
         backend.combine_stats(self)

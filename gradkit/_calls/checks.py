@@ -105,11 +105,6 @@ def share(number: float, label: str) -> float:
     return number
 
 
-def count(number: Any) -> Any:
-    """How many elements each channel has; an array is taken as it is."""
-    return finite(nonnegative(number, "count"), "count") if isinstance(number, float) else number
-
-
 def enough(count: float, said: str) -> None:
     """Raise if a batch has elements, but too few for a variance."""
     if 0 < count <= 1:

@@ -10,8 +10,6 @@ from gradkit._calls.record import Call, Described, Plan
 from gradkit._calls.samples import are_per_sample
 from gradkit._dtypes import DType, accumulation_name, check_combination, dtype_named
 
-_WIDE = ("float64", "float32")
-
 
 class NormLayout:
     """What layouts have in common; subclasses say which shapes go with the data's."""
@@ -165,14 +163,11 @@ class ChannelLayout(NormLayout):
                     f"({samples}, {elements}) and the rest to ({elements},)"
                 )
         super().check_shapes(call)
-        for array in _of(call, roles.TOTALS):
-            checks.shape(array, shape, array.label, meaning)
-        check_wide(_of(call, roles.TOTALS))
         _check_running(call, shape)
 
     def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
         totals = dict.fromkeys(roles.TOTALS, (self.parameter(call)[0], FLOAT64))
-        return super().kinds(call) | totals | {roles.Count: ((), FLOAT64)}
+        return super().kinds(call) | totals
 
     def deciding(self, call: Any) -> list[Described]:
         """Without any, the mean in ``out``, which may be 16-bit."""
@@ -189,52 +184,19 @@ class ChannelLayout(NormLayout):
         return tuple(data.shape[axis] for axis in order), tuple(sorted(axes, key=order.__getitem__))
 
 
-class RunningLayout(NormLayout):
-    """Vectors of one number per channel, with no data."""
+class VectorLayout(NormLayout):
+    """Numbers of each channel, of each rank or of all. They fit, because gradkit made them."""
 
     def check_shapes(self, call: Any) -> None:
-        first: Described = getattr(call, self.data)
-        if first.ndim != 1:
-            raise ValueError(
-                f"{first.label} has shape {first.shape}; expected one number per channel"
-            )
-        for array in _of(call, roles.RUNNING | roles.TOTALS):
-            checks.floating(array, array.label)
-            checks.shape(array, first.shape, array.label, f"the shape of {first.label}")
-        _check_alike(_of(call, roles.RUNNING))
+        pass
 
     def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
         first: Described = getattr(call, self.data)
-        return dict.fromkeys(roles.RUNNING, (first.shape, first.dtype))
-
-
-class RankLayout(NormLayout):
-    """A row of numbers per channel from each rank, and its elements per channel."""
-
-    def check_shapes(self, call: Any) -> None:
-        first: Described = getattr(call, self.data)
-        if first.ndim != 2:
-            raise ValueError(
-                f"{first.label} has shape {first.shape}; expected two dimensions, ranks and "
-                "channels"
-            )
-        for array in _of(call, frozenset({roles.RankMeans, roles.RankVars})):
-            checks.shape(array, first.shape, array.label, f"the shape of {first.label}")
-        for array in _of(call, frozenset({roles.RankCounts})):
-            checks.shape(array, first.shape[:1], array.label, "one number per rank")
-        check_wide(_of(call, roles.WIDE))
-
-    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
-        channels = getattr(call, self.data).shape[1:]
-        totals = dict.fromkeys(roles.TOTALS, (channels, FLOAT64))
-        return {**totals, roles.Count: ((), FLOAT64)}
-
-
-def check_wide(arrays: Iterable[Described]) -> None:
-    """Raise unless numbers of whole batches have a dtype that holds them."""
-    for array in arrays:
-        if checks.floating(array, array.label) not in _WIDE:
-            raise TypeError(f"{array.label} has dtype {array.dtype}; accepted: {', '.join(_WIDE)}")
+        return {
+            **dict.fromkeys(roles.RUNNING, (first.shape, first.dtype)),
+            **dict.fromkeys(roles.TOTALS, (first.shape[-1:], FLOAT64)),
+            roles.Count: ((), FLOAT64),
+        }
 
 
 def _check_running(call: Call, shape: Shape) -> None:
@@ -248,17 +210,9 @@ def _check_running(call: Call, shape: Shape) -> None:
             raise TypeError(f"{name} is None; pass {' and '.join(names)}, or neither")
         checks.floating(array, name)
         checks.shape(array, shape, name, "one number per channel")
-    _check_alike([array for array in moved if array is not None])
-
-
-def _check_alike(arrays: Sequence[Described]) -> None:
-    """Raise unless arrays have one dtype."""
-    first, *others = arrays
-    for other in others:
-        if other.dtype != first.dtype:
-            raise TypeError(
-                f"{other.label} has dtype {other.dtype}; {first.label} has dtype {first.dtype}"
-            )
+    mean, var = moved
+    if mean is not None and var is not None and mean.dtype != var.dtype:
+        raise TypeError(f"{names[1]} has dtype {var.dtype}; {names[0]} has dtype {mean.dtype}")
 
 
 class GroupLayout(ChannelLayout):

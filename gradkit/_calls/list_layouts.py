@@ -83,26 +83,6 @@ class GuardStep(NormLayout):
         return {roles.GuardState: ((*lead, *GUARD_STATE), FLOAT64), roles.Scalar: (lead, FLOAT64)}
 
 
-class NoiseStep(NormLayout):
-    """Norms of small batches and of a big one, and means of three numbers."""
-
-    def check_shapes(self, call: Any) -> None:
-        norms = call.small_norms
-        if norms.ndim != 1 or not norms.shape[0]:
-            raise ValueError(
-                f"small_norms has shape {norms.shape}; expected one norm per small batch"
-            )
-        checks.shape(call.big_norm, (), "big_norm", "one number")
-        present = [array for array in (norms, call.big_norm, call.state) if array is not None]
-        for array in present:
-            checks.floating(array, array.label)
-        if call.state is not None:
-            checks.shape(call.state, GUARD_STATE, "state", "what the last call returned")
-
-    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:  # noqa: ARG002
-        return {roles.Scalar: ((), FLOAT64), roles.GuardState: (GUARD_STATE, FLOAT64)}
-
-
 class Judgement(NormLayout):
     """A bool for one norm."""
 

@@ -16,7 +16,6 @@ from gradkit._calls.list_layouts import (
     GuardStep,
     Judgement,
     LikeNorm,
-    NoiseStep,
     OfList,
     OfPairs,
 )
@@ -506,30 +505,6 @@ class StepVerdict(Call):
         backend.step_verdict(self)
 
 
-class NoiseScale(Call):
-    """``scale = noise / signal`` of moving means, and these.
-
-    A state is (steps, mean of noise, mean of signal); ``None`` stands for zeros. A backend gets
-    float64 arrays, ``small_sizes`` too, which the caller has on the host.
-    """
-
-    small_norms: In[Norm]
-    small_sizes: HostNumbers
-    big_norm: In[Norm]
-    big_size: Checked[float]
-    state: In[GuardState | None]
-    decay: Checked[float]
-
-    scale: Out[Scalar] = result()
-    next_state: Out[GuardState] = result(may_be=("state",))
-
-    layout = NoiseStep("small_norms")
-
-    def compute(self, backend: Any) -> None:
-        self.small_sizes = backend.as_float64(self.small_sizes)
-        backend.noise_scale(self)
-
-
 class KeepIf(ListCall):
     """If ``verdict``, ``old = new`` byte for byte; elements are of 1, 2, 4 or 8 bytes."""
 
@@ -623,9 +598,6 @@ class ListOperations(Protocol):
 
     def step_verdict(self, call: StepVerdict) -> None:
         """Whether a step is taken."""
-
-    def noise_scale(self, call: NoiseScale) -> None:
-        """The gradient noise scale after a step."""
 
     def keep_if(self, call: KeepIf) -> None:
         """Copies, or nothing."""

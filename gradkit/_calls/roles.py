@@ -62,7 +62,7 @@ PARAMETERS = frozenset({Scale, Bias})
 RUNNING = frozenset({RunningMean, RunningVar})
 TOTALS = frozenset({BatchMean, BatchVar, SumDyXhat, SumDy})
 # As arguments, made float64.
-WIDE = TOTALS | {RankMeans, RankVars, RankCounts, Norm, GuardState}
+WIDE = frozenset({Norm, GuardState})
 
 
 class Field(Generic[Role]):
@@ -99,9 +99,7 @@ ScaleOffset: TypeAlias = Annotated[
     Checked[float], lambda value, call: checks.scale_offset(value, call.scale)
 ]
 Momentum: TypeAlias = Annotated[Checked[float], Passing(lambda value, _: checks.weight(value))]
-Elements: TypeAlias = Annotated[
-    Checked[Number], Passing(lambda value, opened: checks.count(opened.number(value, "count")))
-]
+Elements: TypeAlias = Annotated[Checked[float], Passing(lambda value, _: value)]
 MaxNorm: TypeAlias = Annotated[
     Checked[Number], Passing(lambda value, opened: opened.limit(value, "max_norm"))
 ]

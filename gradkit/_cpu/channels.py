@@ -91,7 +91,7 @@ def update_running_statistics(call: records.UpdateRunningStatistics) -> None:
 def combine_stats(call: records.CombineStats) -> None:
     """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
     given = call.means, call.variances, call.counts
-    combine(*given, call.mean, call.var, call.count)
+    combine(*given, call.mean, call.var, call.total)
 
 
 def batch_norm_apply(call: records.BatchNormApply) -> None:

@@ -7,7 +7,6 @@ from typing import Any, Generic, NewType, TypeAlias, TypeVarTuple
 
 import numpy as np
 
-from gradkit._backend import Array
 from gradkit._calls.roles import (
     BatchMean,
     BatchVar,
@@ -60,14 +59,13 @@ finish_parameters = Named[Partials, Scale | None, Bias | None]("finish_parameter
 finish_stats = Named[Partials, Centre, BatchMean, BatchVar]("finish_stats")
 take_stats = Named[BatchMean, BatchVar, Exact, Mean, InvStd]("take_stats")
 finish_sums = Named[Partials, SumDyXhat, SumDy]("finish_sums")
-take_sums = Named[SumDyXhat, SumDy, Array | None, np.float64, Means]("take_sums")
+take_sums = Named[SumDyXhat, SumDy, np.float64, Means]("take_sums")
 # running_statistics.cu
 update_running = Named[
     RunningMean,
     RunningVar,
     BatchMean,
     BatchVar,
-    Array | None,
     np.float64,
     np.float64,
     RunningMean,

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from gradkit._backend import FLOAT64, Address, Engine, Number
+from gradkit._backend import FLOAT64, Address, Engine
 from gradkit._calls import channels as records
 from gradkit._calls.backend import NeedsArrays
 from gradkit._calls.roles import BatchMean, BatchVar, Parameter, RunningMean, RunningVar, Statistic
@@ -31,9 +31,9 @@ from gradkit._cuda.held_groups import (
     NormOuts,
     Outs,
 )
-from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, usable
+from gradkit._cuda.launch.buffers import copy_back, fill, usable
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.kernels import Launch, either, kernel, types_of
+from gradkit._cuda.launch.kernels import Launch, kernel, types_of
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._dtypes import Types, accumulation_name, float_name
 from gradkit.errors import BackendUnavailableError
@@ -141,7 +141,7 @@ class ChannelNorms(OnDevice):
     def combine_stats(self, call: records.CombineStats) -> None:
         """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
         device, (ranks, channels) = self.device, call.means.shape
-        outs = call.mean, call.var, call.count
+        outs = call.mean, call.var, call.total
         read, written = usable(device, (call.means, call.variances, call.counts), outs)
         arguments = *read, np.uint32(ranks), np.int64(channels), *written
         _launch(kernels.combine_stats, device, "combine_stats", channels, arguments, {})
@@ -187,10 +187,9 @@ class ChannelNorms(OnDevice):
         sums, outs = (call.sum_dy_xhat, call.sum_dy), (view(call.dx),)
         read, written = work.each((*inputs, *sums), outs)
         dy, x, scale, mean, inv_std, sum_dy_xhat, sum_dy = read
-        array, number = either(call.count)
         means: Means = work.scratch(2, work.accumulator)
-        counts = contiguous(self.device, array), number
-        work.steps.each_channel(kernels.take_sums, sum_dy_xhat, sum_dy, *counts, means)
+        count = np.float64(call.count)
+        work.steps.each_channel(kernels.take_sums, sum_dy_xhat, sum_dy, count, means)
         work.over_columns(kernels.apply_channels, dy, x, scale, mean, inv_std, means, *written)
         work.deliver(outs, written)
 
@@ -333,7 +332,7 @@ def _move(
     device: Device,
     now: _Running,
     batch: _Batch,
-    count: Number,
+    count: float,
     momentum: float,
     outs: _Running,
     launched: dict[str, Launch],
@@ -346,9 +345,8 @@ def _move(
     if type(first) is not Address:
         read, written = usable(device, read, outs)
         kind = {"STAT_T": float_name(first.dtype) or ""}
-    array, number = either(count)
-    counts = contiguous(device, array), number, np.float64(momentum)
-    arguments = *read, *counts, *written, np.int64(channels)
+    numbers = np.float64(count), np.float64(momentum)
+    arguments = *read, *numbers, *written, np.int64(channels)
     file = "running_statistics"
     _launch(kernels.update_running, device, file, channels, arguments, launched, **kind)
     for out, made in zip(outs, written, strict=True):

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from gradkit._backend import Array, Shape
 from gradkit._calls import rows
 from gradkit._calls.backend import record_of
-from gradkit._calls.channels import ChannelOperations
+from gradkit._calls.channels import BatchNormApply, BatchNormGradApply, ChannelOperations
 from gradkit._calls.layouts import GroupLayout
 from gradkit._calls.lists import (
     DIGITS,
@@ -25,7 +25,6 @@ from gradkit._calls.lists import (
     AccumulateGrads,
     ExactSums,
     GradNorm,
-    NoiseScale,
 )
 from gradkit._calls.record import Plan, Record
 from gradkit._cuda.launch.buffers import address_of
@@ -141,8 +140,8 @@ def asked_by(backend: Any, operations: Iterable[str], dtypes: Set[str]) -> list[
         if kind is AccumulateGrad:
             for fields in _compensated(dtypes):
                 backend.accumulate_grads(_call(AccumulateGrads, fields))
-        if kind is NoiseScale:
-            backend.as_float64(np.ones(1))  # sizes
+        if kind in (BatchNormApply, BatchNormGradApply):
+            backend.as_float64(np.ones(1))  # what the host knows of all ranks
     return asked_of(backend.device)
 
 
@@ -216,7 +215,7 @@ def _channels(kind: Any, dtypes: Set[str]) -> Fields:
         known |= dict.fromkeys(running, _empty(channels, name))
         known |= dict.fromkeys(("sum_dy_xhat", "sum_dy"), np.empty(channels))
         known |= dict.fromkeys(("means", "variances"), np.empty((2, *channels)))
-        known |= {"counts": np.empty(2), "count": np.empty(())}
+        known |= {"counts": np.empty(2), "total": np.empty(()), "count": 2.0}
         known |= {"eps": 0.0, "momentum": 0.1, "engine": "native"}
         yield known | {"channel_axis": 1, "num_groups": 1}
 
@@ -236,13 +235,13 @@ def _mixtures(dtypes: Set[str]) -> list[tuple[str, ...]]:
 def _lists(kind: type[Record], dtypes: Set[str]) -> Fields:
     """Lists, and numbers that belong to them."""
     one, flag = np.empty(()), np.empty((), bool)
-    numbers = ("norm", "coefficient", "scale", "max_norm", "big_norm")
+    numbers = ("norm", "coefficient", "scale", "max_norm")
     known: dict[str, Any] = dict.fromkeys((*numbers, "found_inf", "limit"), one)
     known |= {"factors": np.empty(3), "faults": np.empty(2), "states": np.empty((2, 6))}
     known |= dict.fromkeys(("state", "next_state"), np.empty(6)) | {"parts": np.empty((1, 3))}
-    known |= dict.fromkeys(("small_norms", "small_sizes"), np.empty(1)) | {"verdict": flag}
+    known["verdict"] = flag
     known |= dict.fromkeys(("eps", "decay", "digest"), 0.0) | {"zero_nonfinite": False}
-    known |= {"clip_value": 1.0, "threshold": 2.0, "warmup": 1, "big_size": 2.0, "clips": True}
+    known |= {"clip_value": 1.0, "threshold": 2.0, "warmup": 1, "clips": True}
     orders = _ORDERS if "norm_type" in kind.fields else (2.0,)
     narrow = dtypes - {"float64"} if kind is ExactSums else dtypes
     lists_of = [grads for names in _mixtures(narrow) for grads in _two_lists(*names)]

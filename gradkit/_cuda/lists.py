@@ -125,13 +125,6 @@ class Lists(OnDevice):
         arguments = call.norm, *either(call.limit), call.found_inf
         self.write(("step_verdict", "step_verdict"), arguments, [call.verdict])
 
-    def noise_scale(self, call: records.NoiseScale) -> None:
-        """Write the ratio of the means of noise and signal, and these."""
-        small = call.small_norms, call.small_sizes, np.int64(call.small_norms.size)
-        big = call.big_norm, np.float64(call.big_size)
-        arguments = *small, *big, call.state, np.float64(call.decay)
-        self.write(("noise_scale", "noise_scale"), arguments, (call.scale, call.next_state))
-
     def keep_if(self, call: records.KeepIf) -> None:
         """``old = new``, byte for byte, if the verdict is true."""
         plan = plan_of(self.device, call.new, call.old)

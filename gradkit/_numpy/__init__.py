@@ -21,7 +21,6 @@ from gradkit._numpy.exact import exact_sums as exact_sums
 from gradkit._numpy.gated_norm import *
 from gradkit._numpy.group_normalization import *
 from gradkit._numpy.lists import *
-from gradkit._numpy.noise import *
 from gradkit._numpy.rows import *
 from gradkit._numpy.spikes import *
 from gradkit._numpy.statistics import *

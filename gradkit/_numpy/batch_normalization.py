@@ -118,7 +118,7 @@ def combine_stats(call: records.CombineStats) -> None:
     """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
     held = call.counts != 0
     total = by_halves(call.counts[held]).sum()
-    call.count[...] = total
+    call.total[...] = total
     if not held.any():
         call.mean[...] = call.var[...] = 0
         return

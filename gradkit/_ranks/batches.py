@@ -82,7 +82,7 @@ def _stats_of_ranks(
     """Mean and variance of each channel over all ranks, in float64; how many elements each has."""
     own = backend.empty((2, call.x.shape[call.channel_axis]), FLOAT64)
     stats = channels.BatchNormStats(x=call.x, channel_axis=call.channel_axis)
-    write(stats, own[0], own[1], None, backend=backend)
+    write(stats, own[0], own[1], backend=backend)
     rows = _gathered(collective, "batch_norm", call, own, backend)
     means, variances = rows[:, :-1].reshape(len(rows), 2, -1).transpose(1, 0, 2)
     together, count = np.empty(own.shape), np.empty(())

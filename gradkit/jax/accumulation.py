@@ -2,7 +2,7 @@
 
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,14 @@ from gradkit.jax._callbacks import ResultShape, call, is_known, sharding_of
 from gradkit.jax._compiled import named_call
 from gradkit.jax._numbers import given, read
 
-__all__ = ["accumulate_grads", "accumulate_grads_compensated"]
+__all__ = ["accumulate_grads"]
 
 _Tree = TypeVar("_Tree")
+_Kept = TypeVar("_Kept")
 _REFUSAL = "accumulate_grads is not differentiable; compute buffer + scale * grad instead"
 
 
-@answers
+@overload
 def accumulate_grads(
     buffers: _Tree,
     grads: Any,
@@ -33,9 +34,36 @@ def accumulate_grads(
     overwrite: Any = False,
     do_update: Any = True,
     casting: Literal["safe", "same_kind"] = "safe",
+    compensation: None = None,
     rounding: Literal["nearest", "stochastic"] = "nearest",
     seed: Any = 0,
-) -> _Tree:
+) -> _Tree: ...
+@overload
+def accumulate_grads(
+    buffers: _Tree,
+    grads: Any,
+    *,
+    scale: Any = 1.0,
+    overwrite: Any = False,
+    do_update: Any = True,
+    casting: Literal["safe", "same_kind"] = "safe",
+    compensation: _Kept,
+    rounding: Literal["nearest"] = "nearest",
+    seed: Any = 0,
+) -> tuple[_Tree, _Kept]: ...
+@answers
+def accumulate_grads(
+    buffers: Any,
+    grads: Any,
+    *,
+    scale: Any = 1.0,
+    overwrite: Any = False,
+    do_update: Any = True,
+    casting: Literal["safe", "same_kind"] = "safe",
+    compensation: Any = None,
+    rounding: Literal["nearest", "stochastic"] = "nearest",
+    seed: Any = 0,
+) -> Any:
     """``buffer + scale * grad`` for each buffer of a pytree, or ``scale * grad``.
 
     New arrays, in the buffers' own memory if nobody else needs it: if a jitted step is given the
@@ -56,6 +84,10 @@ def accumulate_grads(
         Whether the buffers change at all.
     casting : {"safe", "same_kind"}
         "same_kind" also accepts gradients of a wider dtype, and rounds the sums.
+    compensation : pytree of arrays like ``buffers``, optional
+        What rounding drops, zeros at first: the sum is ``buffers + compensation``, as exactly as
+        two numbers of the buffers' dtype hold it. :func:`gradkit.accumulate_grads` says how.
+        ``overwrite`` replaces it too. Not with "stochastic".
     rounding : {"nearest", "stochastic"}
         "stochastic" rounds sums up or down to 16-bit buffers, as :func:`gradkit.accumulate_grads`
         says, and with its bits.
@@ -65,13 +97,16 @@ def accumulate_grads(
     Returns
     -------
     pytree like ``buffers``
+        With ``compensation``, a pair: the buffers and the compensation, both in the same memory as
+        the old ones if nobody else needs it.
 
     Raises
     ------
     TypeError
         A dtype is not accepted; the result is differentiated.
     ValueError
-        The pytrees or their shapes do not match; ``scale`` is a NaN or infinite number.
+        The pytrees or their shapes do not match; ``scale`` is a NaN or infinite number;
+        ``compensation`` with "stochastic".
 
     References
     ----------
@@ -83,59 +118,22 @@ def accumulate_grads(
     >>> step = jax.jit(gradkit.jax.accumulate_grads, donate_argnums=0)
     >>> step({"w": jnp.zeros(2)}, {"w": jnp.ones(2, jnp.bfloat16)}, scale=0.5)
     {'w': Array([0.5, 0.5], dtype=float32)}
+
+    1 is less than a bfloat16 of 256 can change by, and two of them are not:
+
+    >>> buffers = kept = jnp.zeros(1, jnp.bfloat16)
+    >>> for grad in (256.0, 1.0, 1.0):
+    ...     grads = jnp.full(1, grad, jnp.bfloat16)
+    ...     buffers, kept = gradkit.jax.accumulate_grads(buffers, grads, compensation=kept)
+    >>> buffers, kept
+    (Array([258], dtype=bfloat16), Array([0], dtype=bfloat16))
     """
     numbers = _numbers(scale, overwrite, do_update)
     own = None
     if checks.choice(rounding, "rounding", ("nearest", "stochastic")) == "stochastic":
         own = _words(seed)
-    return _accumulate(buffers, None, grads, (*numbers, own), casting)[0]
-
-
-@answers
-def accumulate_grads_compensated(
-    buffers: _Tree,
-    compensation: _Tree,
-    grads: Any,
-    *,
-    scale: Any = 1.0,
-    overwrite: Any = False,
-    do_update: Any = True,
-    casting: Literal["safe", "same_kind"] = "safe",
-) -> tuple[_Tree, _Tree]:
-    """As :func:`accumulate_grads`, and what the buffers' rounding drops is kept.
-
-    The sum is ``buffers + compensation``, as exactly as two numbers of the buffers' dtype hold it:
-    :func:`gradkit.accumulate_grads` says how.
-
-    Parameters
-    ----------
-    buffers, grads, scale, overwrite, do_update, casting
-        As in :func:`accumulate_grads`.
-    compensation : pytree of arrays like ``buffers``
-        Zeros at first. ``overwrite`` replaces them too.
-
-    Returns
-    -------
-    buffers, compensation
-        New pytrees, in the same memory as the old ones if nobody else needs it.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`accumulate_grads`; ``compensation`` is not like ``buffers``.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp, gradkit.jax
-    >>> buffers = kept = jnp.zeros(1, jnp.bfloat16)
-    >>> for grad in (256.0, 1.0, 1.0):
-    ...     grads = jnp.full(1, grad, jnp.bfloat16)
-    ...     buffers, kept = gradkit.jax.accumulate_grads_compensated(buffers, kept, grads)
-    >>> buffers, kept
-    (Array([258], dtype=bfloat16), Array([0], dtype=bfloat16))
-    """
-    numbers = _numbers(scale, overwrite, do_update)
-    return _accumulate(buffers, compensation, grads, (*numbers, None), casting)
+    both = _accumulate(buffers, compensation, grads, (*numbers, own), casting)
+    return both[0] if compensation is None else both
 
 
 def _numbers(scale: Any, overwrite: Any, do_update: Any) -> tuple[Any, Any, Any]:

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import gradkit
 from gradkit._calls import channels, checks
-from gradkit._open.dispatch import write
+from gradkit._open.dispatch import run, write
 from gradkit._open.foreign import answers
 from gradkit.jax._callbacks import (
     ResultShape,
@@ -311,12 +310,15 @@ def _normalise(numbers: dict[str, Any], outs: list[Any], ins: list[Any]) -> None
     if rows is None and x.dtype == np.float64:
         _normalise_at_once(numbers, outs, ins)
         return
+    count = float(channels.elements(x, axis))
     if rows is None:
-        of_all, var, count = gradkit.batch_norm_stats(x, channel_axis=axis)
+        of_all, var = run(channels.BatchNormStats(x=x, channel_axis=axis))
     else:
         every, width = doubles(rows), mean.shape[0]
-        rank_means, rank_vars = every[:, :width], every[:, width:-1]
-        of_all, var, count = gradkit.combine_stats(rank_means, rank_vars, every[:, -1])
+        means, variances, counts = every[:, :width], every[:, width:-1], every[:, -1]
+        combine = channels.CombineStats(means=means, variances=variances, counts=counts)
+        of_all, var, _ = run(combine)
+        count *= len(rows)
     apply = channels.BatchNormApply(
         x=x, scale=scale, bias=bias, mean=of_all, var=var, channel_axis=axis, eps=eps
     )
@@ -365,7 +367,8 @@ def _normalise_at_once(
         vars(call)["var"] = returned[0]
     write(call, y, mean, inv_std)
     if running_mean is None and not keeps_var:
-        store(returned[0], gradkit.batch_norm_stats(x, channel_axis=numbers["channel_axis"])[1])
+        stats = channels.BatchNormStats(x=x, channel_axis=numbers["channel_axis"])
+        store(returned[0], run(stats)[1])
 
 
 def _stats_of_all(refusal: str, axis: int, axis_name: Any, x: Any) -> Any:
@@ -375,7 +378,8 @@ def _stats_of_all(refusal: str, axis: int, axis_name: Any, x: Any) -> Any:
     def compute(outs: list[Any], ins: list[Any]) -> None:
         state = doubles(outs[0])
         stats = channels.BatchNormStats(x=ins[0], channel_axis=axis)
-        write(stats, state[:width], state[width:-1], state[-1, ...])
+        write(stats, state[:width], state[width:-1])
+        state[-1] = channels.elements(ins[0], axis)
 
     (state,) = call(refusal, compute, [pairs(2 * width + 1)], [x])
     return rows_of_all(state, axis_name)

@@ -77,7 +77,7 @@ def named(*families, takes="", writes=None):
     )
 
 
-NORMS = named("rows", "channels", "groups", "ranks")
+NORMS = named("rows", "channels", "groups")
 LISTS = named("lists")
 WRITERS = named("lists", writes="grads")
 ACCUMULATORS = named("buffers")

@@ -24,10 +24,10 @@ from tests.bad_input.arguments import (
     values,
 )
 from tests.operations import FLOAT32, OPERATIONS, C, R, records
+from tests.ranks import Pair
 from tests.tolerances import DTYPES
 
 NAN, INF = math.nan, math.inf
-RUNNING = "update_running_statistics"
 OLD = ">f4"  # a dtype that is not in native byte order
 # What messages of a TypeError say; all others are those of a ValueError.
 OF_TYPES = re.compile(
@@ -198,15 +198,6 @@ def groups():
             yield refused(function, message, replicas=replicas)
 
 
-class Pair:
-    """Two ranks of which the other says what this one says."""
-
-    rank, size = 0, 2
-
-    def allgather(self, state):
-        return np.stack([state, state])
-
-
 def scales():
     """Numbers that no gradient can be multiplied by."""
     for function, label in [*_numbers(("scale",)), ("accumulate_grad", "scale")]:
@@ -306,20 +297,19 @@ def running_statistics():
         kept.append(a(f32(C)))
         return kept[-1]
 
-    for function in ("batch_norm", RUNNING):
-        for value in (-0.1, 1.5, NAN, INF):
-            yield _moved(function, f"momentum must be from 0 to 1, not {value}", momentum=value)
-        for value in (None, "0.1", True):
-            message = f"momentum must be a real number, not {type(value).__name__}"
-            yield _moved(function, message, momentum=value)
-        for label in both:
-            for message, host in {
-                r"running_(mean|var) has shape .*; expected \([67],\)": f32(C + 1),
-                "running_(mean|var) has dtype": np.ones(C, int),
-                r"running_var has dtype float\d\d; .*dtype float\d\d": f64(C),
-            }.items():
-                yield _moved(function, message, **{label: array(host)})
-            yield _moved(function, f"{label} is a list; expected an array", **{label: [1.0]})
+    for value in (-0.1, 1.5, NAN, INF):
+        yield _moved(f"momentum must be from 0 to 1, not {value}", momentum=value)
+    for value in (None, "0.1", True):
+        message = f"momentum must be a real number, not {type(value).__name__}"
+        yield _moved(message, momentum=value)
+    for label in both:
+        for message, host in {
+            r"running_(mean|var) has shape .*; expected \(6,\)": f32(C + 1),
+            "running_(mean|var) has dtype": np.ones(C, int),
+            r"running_var has dtype float\d\d; .*dtype float\d\d": f64(C),
+        }.items():
+            yield _moved(message, **{label: array(host)})
+        yield _moved(f"{label} is a list; expected an array", **{label: [1.0]})
     for label in both:
         for message, wrong in {
             "is None; pass running_mean and running_var, or neither": None,
@@ -328,7 +318,7 @@ def running_statistics():
             "shares memory with scale": lambda _, g: g["scale"],
             "shares memory with x": lambda _, g: g["x"][1],
         }.items():
-            yield _moved("batch_norm", f"{label} {message}", **{label: wrong})
+            yield _moved(f"{label} {message}", **{label: wrong})
     for message, changes in {
         "running_mean and running_var share memory": {
             "running_mean": keep,
@@ -339,24 +329,7 @@ def running_statistics():
             "out": lambda *_: (None, None, kept[-1]),
         },
     }.items():
-        yield _moved("batch_norm", message, **changes)
-    for message, count in {
-        "count must be at least 0, not -1.0": -1.0,
-        "count must be at least 0, not nan": NAN,
-        "count must be finite": INF,
-        "count is 1; a variance needs two or more": 1,
-        "count is 0.5; a variance needs two or more": 0.5,
-        "count must be a real number, not str": "2",
-    }.items():
-        yield _moved(RUNNING, message, count=count)
-    for label in ("mean", "var"):
-        message = rf"{label} has shape \(7,\); expected \(6,\)"
-        yield _moved(RUNNING, message, **{label: array(f64(C + 1))})
-    message = r"running_mean has shape \(2, 6\); expected one number per channel"
-    yield _moved(RUNNING, message, **dict.fromkeys(both, array(f32(2, C))))
-    message = r"out\[0\] shares memory with running_var without being running_mean itself"
-    yield _moved(RUNNING, message, out=lambda _, g: (g["running_var"], g["running_mean"]))
-    yield _moved(RUNNING, r"out\[1\] has dtype float64", out=lambda _, g: (None, g["var"]))
+        yield _moved(message, **changes)
 
 
 def batches_without_variance():
@@ -364,15 +337,15 @@ def batches_without_variance():
     message = "x has one element per channel; a variance needs two or more"
     for shape in ((1, C), (1, C, 1, 1)):
         yield refused("batch_norm", message, x=array(f32(*shape)))
-        yield _moved("batch_norm", message, x=array(f32(*shape)))
+        yield _moved(message, x=array(f32(*shape)))
     for value in (0.9, 0, 1.0):
         message = f"momentum is {float(value)}, but there are no running statistics"
         yield refused("batch_norm", message, momentum=value)
 
 
-def _moved(function, message, **changes):
-    labels = () if function == RUNNING else ("running_mean", "running_var")
-    return refused(function, message, **(dict.fromkeys(labels, array(f32(C))) | changes))
+def _moved(message, **changes):
+    running = dict.fromkeys(("running_mean", "running_var"), array(f32(C)))
+    return refused("batch_norm", message, **(running | changes))
 
 
 def _numbers(labels):
@@ -537,21 +510,6 @@ def verdicts():
         label = message[:3]
         first = {label: lambda a, g, k=label, wrong=wrong: [wrong(a, g), *g[k][1:]]}
         yield refused("keep_if", message, **first)
-
-
-def noise():
-    """What gives no noise scale."""
-    for message, wrong in {
-        r"small_norms has shape \(\); expected one norm per small": array(np.ones(())),
-        r"small_norms has shape \(0,\); expected one norm per small": array(np.ones(0)),
-        "small_sizes has 1 numbers; expected 5": [1.0],
-        "small_sizes must be above 0 and finite, not 0.0": [1.0, 1.0, 1.0, 1.0, 0.0],
-        "big_size is 4, and small batches have 4 on average; it must be larger": 4,
-        r"big_norm has shape \(2,\); expected \(\), one number": array(np.ones(2)),
-        r"state has shape \(2,\); expected \(3,\), what the last call": array(np.zeros(2)),
-        "decay must be greater than 0 and less than 1, not 1.0": 1.0,
-    }.items():
-        yield refused("noise_scale", message, **{message.partition(" ")[0]: wrong})
 
 
 def named_gradients(a, _):
@@ -796,23 +754,6 @@ def _without_inverse(function, message, types, scale, **offset):
         assert not np.isfinite(backend.asnumpy(first)).all()
 
     return cell._replace(check=check)
-
-
-def steps_over_ranks():
-    """Numbers of whole batches."""
-    half, apply = array(values("float16", C)), "batch_norm_grad_apply"
-    message, counts = "counts has dtype float16; accepted: float64, float32", np.ones(R, "f2")
-    yield refused("combine_stats", message, counts=array(counts))
-    message = r"means has shape \(6,\); expected two dimensions, ranks and channels"
-    yield refused("combine_stats", message, means=array(f64(C)))
-    yield refused("batch_norm_apply", "var has dtype float16; accepted", var=half)
-    yield refused(apply, "sum_dy has dtype float16; accepted", sum_dy=half)
-    for message, count in {
-        "count must be at least 0, not -1.0": -1,
-        "count must be finite, not inf": INF,
-        r"count has shape \(2,\); expected \(\), one number": array(f64(2)),
-    }.items():
-        yield refused(apply, message, count=count)
 
 
 # Accumulation

@@ -176,7 +176,6 @@ def every_call(a):
         "a coefficient": lambda: gradkit.scale_grads([x], one(0.5)),
         "a flag": lambda: gradkit.accumulate_grad(x, row, do_update=one(True)),
         "columns": lambda: gradkit.rms_norm(x[:, 1:4], row[:3]),
-        "a count": lambda: gradkit.update_running_statistics(row, row, row, row, one(24.0)),
     }
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gradkit
+from tests import steps
 from tests.operations import DATA, KINDS, of
 from tests.tolerances import DTYPES, WORKING_MEMORY
 
@@ -118,4 +119,4 @@ def test_batch_norm_with_channels_first(operation):
 
 def test_statistics_of_many_ranks():
     rows = np.ones((64, SIZE // 64))
-    assert working_memory(lambda: gradkit.combine_stats(rows, rows, rows[:, 0])) <= WORKING_MEMORY
+    assert working_memory(lambda: steps.combine_stats(rows, rows, rows[:, 0])) <= WORKING_MEMORY

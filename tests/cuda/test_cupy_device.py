@@ -24,7 +24,7 @@ from gradkit._cuda.several_devices import carry
 from gradkit._dtypes import dtype_named
 from gradkit._ranks import device as groups_device
 from gradkit._ranks.nccl import _NCCL_FLOAT64, _is_a
-from gradkit.errors import KernelLaunchError
+from gradkit.errors import KernelError
 from tests.devices.idle_cupy import idle_cupy
 
 pytestmark = pytest.mark.cuda
@@ -261,7 +261,7 @@ def test_a_driver_that_cannot_say_is_a_failed_launch(cupy, monkeypatch):
     device.launch_errors = (OSError,)
     name = "occupancyMaxActiveBlocksPerMultiprocessor"
     monkeypatch.setattr(cupy.cuda.driver, name, refuse, raising=False)
-    with pytest.raises(KernelLaunchError, match=r"kernel sums on blocks of 64 threads .*: no"):
+    with pytest.raises(KernelError, match=r"kernel sums on blocks of 64 threads .*: no"):
         LoadedKernel(device, "sums", compiled).resident(64)
 
 

@@ -182,7 +182,7 @@ class Emulated(Backend):
         own, whole = (self.run.empty((2, p.mean.size), DTYPES["float64"]) for _ in range(2))
         counts = self.run.empty((1,), DTYPES["float64"])
         counts[...] = p.x.size / p.mean.size
-        self.write(BatchNormStats, p, [*own, None])
+        self.write(BatchNormStats, p, own)
         count = self.run.empty((), DTYPES["float64"])
         ranks = {"means": own[:1], "variances": own[1:], "counts": counts}
         launch(self.run, CombineStats, [*whole, count], **ranks)
@@ -1087,14 +1087,14 @@ def test_statistics_of_all_ranks_for_more_channels_than_32_bits_can_count():
     macros = {"ACC_T": "float32", "STAT_T": "float16"}
     args = (one, other, exact, saved_mean, inv_std, channels, np.float64(0))
     _launch(device, "batch_norm_steps", "take_stats", grid, block, *args, **macros)
-    args = (one, other, None, np.float64(4), means, channels)
+    args = (one, other, np.float64(4), means, channels)
     _launch(device, "batch_norm_steps", "take_sums", grid, block, *args, **macros)
     rows, counts, count = (a[None] for a in (one, other)), np.ones(1), np.zeros(())
     with device.device.only_blocks([-1]):
         args = (*rows, counts, np.uint32(1), np.int64(channels), mean, var, count)
         kernel(device.device, "combine_stats", "combine_stats")(grid, block, args)
         moved = _sparse("float16", channels), _sparse("float16", channels)
-        numbers = None, np.float64(2), np.float64(0.5)
+        numbers = np.float64(2), np.float64(0.5)
         args = (saved_mean, inv_std, one, other, *numbers, *moved, np.int64(channels))
         launch = kernel(device.device, "running_statistics", "update_running", STAT_T="float16")
         launch(grid, block, args)

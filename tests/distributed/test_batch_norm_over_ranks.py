@@ -1,4 +1,4 @@
-"""Batch norm over ranks, threads of one process here: with ``group``, and step by step.
+"""Batch norm over ranks, threads of one process here; and the steps that it is made of.
 
 What must come out is what the whole batch gives.
 """
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import gradkit
 from gradkit import _host, distributed
-from tests import oracles, tolerances
+from tests import oracles, steps, tolerances
 from tests.layouts import LAYOUTS
 from tests.problems import BATCH_TYPES, make, problems
 from tests.ranks import Counting, results, together
-from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits, assert_within
+from tests.tolerances import DTYPES, assert_all_same_bits, assert_within
 
 NAN = math.nan
 TYPES = pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
@@ -423,54 +423,14 @@ def test_ranks_that_differ_are_told(backend):
 # The steps by themselves
 
 
-def own_collectives(parts, rows, sums, rank):
-    """Both passes of a rank by steps, with a barrier's worth of Python in between."""
-    backend, whole = parts.backend, parts.whole
-    x, scale, bias = parts.arguments(rank, "x", "scale", "bias")
-    means, variances, counts = (backend.asarray(np.stack(a)) for a in zip(*rows, strict=True))
-    mean, var, count = gradkit.combine_stats(means, variances, counts)
-    y, *statistics = gradkit.batch_norm_apply(
-        x, scale, bias, mean, var, eps=whole.eps, **whole.where
-    )
-    dy, *given = parts.arguments(rank, "dy", "x", "scale", "mean", "inv_std")
-    of_product, of_dy = (backend.asarray(np.sum(a, axis=0)) for a in zip(*sums, strict=True))
-    dx = gradkit.batch_norm_grad_apply(dy, *given, of_product, of_dy, count, **whole.where)
-    return (y, *statistics), dx
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("types", [t for t in BATCH_TYPES if t[1] != t[0] or "16" not in t[0]])
-@pytest.mark.parametrize("shape", [(12, 5), (12, 3, 8), (12, 8, 3)], ids=str)
-def test_steps_give_what_a_group_gives(backend, shape, types):
-    p = make(shape, types, 1, batch=True)
-    parts = Parts(backend, p, (2, 2, 7))
-    found = results(parts.forward, 4), results(parts.gradient, 4)
-    rows, sums = [], []
-    for rank in range(4):
-        stats = gradkit.batch_norm_stats(parts.of("x", rank), **p.where)
-        rows.append(tuple(map(backend.asnumpy, stats)))
-        given = parts.arguments(rank, "dy", "x", "mean", "inv_std")
-        sums.append(tuple(map(backend.asnumpy, gradkit.batch_norm_grad_sums(*given, **p.where))))
-        assert {str(a.dtype) for a in (*rows[-1], *sums[-1])} == {"float64"}
-        assert rows[-1][2] == np.prod(parts.of("x", rank).shape) / shape[1]
-    for rank in range(4):
-        forward, dx = own_collectives(parts, rows, sums, rank)
-        for got, expected in zip(forward, found[0][rank], strict=True):
-            allowed = tolerances.rounded(backend.asnumpy(expected).astype("f8"), got.dtype) * 2
-            allowed += 16 * tolerances.UNIT["float64"]  # a mean near 0 of data about 1
-            assert_within(backend.asnumpy(got), backend.asnumpy(expected).astype("f8"), allowed)
-        assert_same_bits(backend.asnumpy(dx), backend.asnumpy(found[1][rank][0]))
-
-
 def test_stats_are_those_of_numpy(backend):
     """The biased variance, and nothing of an eps."""
     p = make((40, 3, 7), BATCH_TYPES[1], 1, batch=True)
-    mean, var, count = gradkit.batch_norm_stats(backend.asarray(p.x))
+    mean, var = steps.batch_norm_stats(backend.asarray(p.x))
     x = oracles.wide(p.x)
     for kind, got, ref in (("mean", mean, x.mean((0, 2))), ("inv_std", var, x.var((0, 2)))):
         bound = tolerances.averaged(kind, x.var((0, 2)), ref, backend.depth, p.x.dtype)
         assert_within(backend.asnumpy(got), ref, bound, kind)
-    assert (count.shape, float(backend.asnumpy(count))) == ((), 280.0)
 
 
 MEANS = st.floats(-1e308, 1e308) | st.floats(-1e150, 1e150) | st.floats(4095, 4097)
@@ -494,7 +454,7 @@ def test_combined_stats_are_exact_but_for_roundings(backend, rows):
     """Against rational numbers; the mean's own rounding moves the variance by its square."""
     means, variances, counts = (np.array(a, float) for a in zip(*rows, strict=True))
     given_ = means[:, None], variances[:, None], counts
-    found = gradkit.combine_stats(*map(backend.asarray, given_))
+    found = steps.combine_stats(*map(backend.asarray, given_))
     mean, var, count = (float(backend.asnumpy(a).reshape(())) for a in found)
     assert count == counts.sum()
     if not count:
@@ -514,12 +474,12 @@ def test_ranks_without_elements_are_ignored_whatever_they_say(backend):
     means = np.array([[NAN, 1e308], [1.0, 2.0], [math.inf, NAN], [3.0, 2.0]])
     variances = np.array([[NAN, 1.0], [0.25, 0.5], [-1.0, NAN], [0.25, 0.5]])
     counts = np.array([0.0, 3.0, 0.0, 1.0])
-    found = gradkit.combine_stats(*map(backend.asarray, (means, variances, counts)))
+    found = steps.combine_stats(*map(backend.asarray, (means, variances, counts)))
     mean, var, count = map(backend.asnumpy, found)
     assert mean.tolist() == [1.5, 2.0]
     assert var.tolist() == [1.0, 0.5]
     assert count == 4
-    nobody = gradkit.combine_stats(*map(backend.asarray, (means, variances, counts * 0)))
+    nobody = steps.combine_stats(*map(backend.asarray, (means, variances, counts * 0)))
     for total in nobody:
         assert not backend.asnumpy(total).any()
 
@@ -529,7 +489,7 @@ def test_equal_means_give_just_that_mean(backend, count):
     """And no variance between them, though weights such as 1/3 are rounded."""
     values = np.array([0.1, -1e300, 5e-324, 4096.1])
     rows = np.tile(values, (count, 1)), np.zeros((count, 4)), np.arange(1.0, count + 1) ** 2
-    mean, var, _ = gradkit.combine_stats(*map(backend.asarray, rows))
+    mean, var, _ = steps.combine_stats(*map(backend.asarray, rows))
     assert backend.asnumpy(mean).tolist() == values.tolist()
     assert not backend.asnumpy(var).any()
 
@@ -538,7 +498,7 @@ def test_means_at_both_ends_of_the_range(backend):
     """Whose difference is no float64; their variance is none either."""
     means = np.array([[1.5e308], [-1.5e308], [1.5e308], [1.5e308]])
     rows = means, np.zeros((4, 1)), np.ones(4)
-    mean, var, _ = gradkit.combine_stats(*map(backend.asarray, rows))
+    mean, var, _ = steps.combine_stats(*map(backend.asarray, rows))
     assert backend.asnumpy(mean).tolist() == [0.75e308]
     assert backend.asnumpy(var).tolist() == [math.inf]
 
@@ -546,13 +506,13 @@ def test_means_at_both_ends_of_the_range(backend):
 def test_rows_may_be_parts_of_what_ranks_sent(backend):
     """Of 2 C + 1 numbers each, as a collective returns them."""
     sent = backend.asarray(np.array([[1.0, 2.0, 0.25, 0.5, 3.0], [3.0, 2.0, 0.25, 0.5, 1.0]]))
-    found = gradkit.combine_stats(sent[:, :2], sent[:, 2:4], sent[:, 4])
+    found = steps.combine_stats(sent[:, :2], sent[:, 2:4], sent[:, 4])
     assert [backend.asnumpy(a).tolist() for a in found] == [[1.5, 2.0], [1.0, 0.5], 4.0]
 
 
 def test_no_ranks_to_combine(backend):
     given_ = np.ones((0, 3)), np.ones((0, 3)), np.ones(0)
-    for total in gradkit.combine_stats(*map(backend.asarray, given_)):
+    for total in steps.combine_stats(*map(backend.asarray, given_)):
         assert not backend.asnumpy(total).any()
 
 
@@ -561,7 +521,7 @@ def test_stats_of_many_ranks_and_channels(backend, channels):
     rng = np.random.default_rng(7)
     means, variances = rng.standard_normal((50, channels)), rng.random((50, channels))
     counts = rng.integers(0, 9, 50).astype(float)
-    mean, var, _ = gradkit.combine_stats(*map(backend.asarray, (means, variances, counts)))
+    mean, var, _ = steps.combine_stats(*map(backend.asarray, (means, variances, counts)))
     means, variances = oracles.wide(means), oracles.wide(variances)
     expected = np.average(means, 0, counts)
     spread = np.average(variances + (means - expected) ** 2, 0, counts)
@@ -570,66 +530,12 @@ def test_stats_of_many_ranks_and_channels(backend, channels):
     assert_within(backend.asnumpy(var), spread, tolerances.combined(spread, 50))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_float32_is_wide_enough_to_be_combined(backend, dtype):
-    rows = np.array([[1.0], [4.0]], dtype), np.array([[0.0], [2.0]], dtype), np.ones(2, dtype)
-    found = gradkit.combine_stats(*map(backend.asarray, rows))
-    assert [backend.asnumpy(a).tolist() for a in found] == [[2.5], [3.25], 2.0]
-
-
-@pytest.mark.parametrize("layout", ["gapped", "reversed", "plain"])
-def test_steps_write_where_out_says(backend, layout):
-    p = make((6, 5, 4), axis=1, batch=True)
-    x, dy, scale, bias = (backend.asarray(getattr(p, n)) for n in ("x", "dy", "scale", "bias"))
-    mean, inv_std = backend.asarray(p.mean), backend.asarray(p.inv_std)
-    wide = backend.asarray(p.mean.astype(float)), backend.asarray(p.x.var((0, 2)).astype(float))
-    rows = backend.asarray(np.ones((2, 5))), backend.asarray(np.ones((2, 5)))
-
-    def vector(dtype=np.float64):
-        room = np.zeros(10, dtype)
-        cut = {"gapped": room[::2], "reversed": room[4::-1], "plain": room[:5]}[layout]
-        return backend.asarray(cut)
-
-    number, like_x = backend.asarray(np.zeros(())), backend.asarray(np.zeros_like(p.x))
-    statistics = vector(np.float32), vector(np.float32)
-    calls = [
-        (gradkit.batch_norm_stats, (x,), (vector(), vector(), number)),
-        (gradkit.combine_stats, (*rows, backend.asarray(np.ones(2))), (vector(), vector(), number)),
-        (gradkit.batch_norm_apply, (x, scale, bias, *wide), (like_x, *statistics)),
-        (gradkit.batch_norm_grad_sums, (dy, x, mean, inv_std), (vector(), vector())),
-    ]
-    for function, arguments, out in calls:
-        fresh = list(map(backend.asnumpy, function(*arguments)))
-        for got, place, expected in zip(function(*arguments, out=out), out, fresh, strict=True):
-            assert got is place
-            assert_same_bits(backend.asnumpy(got), expected)
-    given_ = x, scale, mean, inv_std, *wide, 24.0
-    fresh = backend.asnumpy(gradkit.batch_norm_grad_apply(dy, *given_))
-    assert gradkit.batch_norm_grad_apply(dy, *given_, out=dy) is dy
-    assert_same_bits(backend.asnumpy(dy), fresh)
-    fresh = backend.asnumpy(gradkit.batch_norm_apply(x, scale, bias, *wide)[0])
-    assert gradkit.batch_norm_apply(x, scale, bias, *wide, out=(x, None, None))[0] is x
-    assert_same_bits(backend.asnumpy(x), fresh)
-
-
-@pytest.mark.parametrize("dtype", list(DTYPES))
-def test_a_count_may_be_on_the_device(backend, dtype):
-    p = make((6, 5, 4), axis=1, batch=True)
-    given_ = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
-    sums = gradkit.batch_norm_grad_sums(*(a for a in given_ if a is not given_[2]))
-    known = gradkit.batch_norm_grad_apply(*given_, *sums, 24)
-    count = backend.asarray(np.array(24, DTYPES[dtype]))
-    found = gradkit.batch_norm_grad_apply(*given_, *sums, count)
-    assert_same_bits(backend.asnumpy(found), backend.asnumpy(known))
-    p.check_gradients(backend, found, None)
-
-
 @TYPES
 def test_sums_are_those_of_the_oracle(backend, types):
     p = make((30, 3, 9), types, 1, batch=True)
     ref = p.gradients()
     given_ = p.on(backend, "dy", "x", "mean", "inv_std")
-    for name, total in zip(("dscale", "dbias"), gradkit.batch_norm_grad_sums(*given_), strict=True):
+    for name, total in zip(("dscale", "dbias"), steps.batch_norm_grad_sums(*given_), strict=True):
         size, expected = getattr(ref, f"{name}_size"), getattr(ref, name)
         bound = tolerances.summed(size, expected, backend.depth, DTYPES["float64"], p.x.dtype)
         assert_within(backend.asnumpy(total), expected, bound, name)

@@ -10,7 +10,7 @@ from gradkit import _cuda
 from gradkit._cuda.launch import packing
 from gradkit._cuda.launch.device import CupyDevice
 from gradkit._open import dispatch
-from gradkit.errors import KernelLaunchError
+from gradkit.errors import KernelError
 from tests.backends import CuPy, has_gpu
 from tests.gpu.test_captures import CALLS, Arguments
 from tests.gpu.test_contexts import without_context
@@ -131,6 +131,6 @@ def test_a_refused_launch_is_an_error_and_the_next_call_works():
         operation(**arguments.given)
         expected = arguments.bits(operation(**arguments.given))
         plugin.driver.fail("cuLaunchKernelEx", OUT_OF_RESOURCES)
-        with pytest.raises(KernelLaunchError, match="column_sums"):
+        with pytest.raises(KernelError, match="column_sums"):
             operation(**arguments.given)
         assert arguments.bits(operation(**arguments.given)) == expected

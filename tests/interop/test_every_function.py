@@ -7,8 +7,6 @@ from tests.interop.libraries import LIBRARIES
 from tests.operations import OPERATIONS, leaves, on
 
 RUNNING = {"running_mean", "running_var"}
-# Some of whose arguments are float64, which JAX does not have here.
-WIDE = ("batch_norm_apply", "batch_norm_grad_apply", "update_running_statistics")
 NEVER_WRITTEN = "whose memory is never written|returns new arrays"
 
 
@@ -16,7 +14,7 @@ NEVER_WRITTEN = "whose memory is never written|returns new arrays"
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_results_are_numpys_and_of_the_callers_type(library, name):
     lib, operation = LIBRARIES[library](), OPERATIONS[name]
-    wide = name in WIDE or operation.family in ("numbers", "ranks")
+    wide = operation.family == "numbers"
     written = {operation.writes} | RUNNING if name == "batch_norm" else {operation.writes}
     lists = [(shape, "data") for shape, _ in operation.lists]
     for dtype in lib.dtypes:

@@ -65,8 +65,10 @@ WITHOUT_PYTHON = {
         ["clip"],
     ),
     "accumulate_grads": (gradkit.jax.accumulate_grads, (GRADS, GRADS), ["accumulate"]),
-    "accumulate_grads_compensated": (
-        gradkit.jax.accumulate_grads_compensated,
+    "accumulate_grads, compensated": (
+        lambda buffers, kept, grads: gradkit.jax.accumulate_grads(
+            buffers, grads, compensation=kept
+        ),
         (GRADS, GRADS, GRADS),
         ["accumulate"],
     ),

@@ -199,16 +199,21 @@ def test_sums_that_keep_what_rounding_drops(name, way):  # noqa: ARG001
     arriving = [np.array(leaf) for leaf in jax.tree.leaves(grads)]
     for _ in range(7):
         gradkit.accumulate_grads(host, arriving, scale=0.3, compensation=kept)
-    add = partial(gradkit.jax.accumulate_grads_compensated, scale=0.3)
+
+    def add(buffers, kept):
+        return gradkit.jax.accumulate_grads(buffers, grads, scale=0.3, compensation=kept)
+
     nothing = jax.tree.map(jnp.zeros_like, start)
     total, _ = jax.jit(jax.lax.scan, static_argnums=0)(
-        lambda carried, _: (add(*carried, grads), None), (start, nothing), jnp.arange(7)
+        lambda carried, _: (add(*carried), None), (start, nothing), jnp.arange(7)
     )
     assert_same_tree(jax.tree.leaves(total), [*host, *kept])
     with pytest.raises(ValueError, match=r"compensation\['b.0'\] has no counterpart|counterpart"):
-        add(start, {"a": nothing["a"]}, grads)
+        add(start, {"a": nothing["a"]})
     with pytest.raises(TypeError, match=r"compensation\['a'\] has dtype float16 and buffers"):
-        add(start, jax.tree.map(lambda x: x.astype("float16"), nothing), grads)
+        add(start, jax.tree.map(lambda x: x.astype("float16"), nothing))
+    with pytest.raises(ValueError, match="compensation"):
+        gradkit.jax.accumulate_grads(start, grads, compensation=nothing, rounding="stochastic")
 
 
 def test_sums_rounded_at_random(way):  # noqa: ARG001
@@ -668,7 +673,7 @@ def test_gradients_find_their_buffers_by_key(monkeypatch, compiled):
     np.testing.assert_array_equal(found.w, np.ones(4))
     np.testing.assert_array_equal(found.b, np.full(2, 5.0))
     kept = {"w": jnp.full(4, 0.5), "b": jnp.full(2, 0.25)}
-    _, rest = gradkit.jax.accumulate_grads_compensated(buffers, kept, grads)
+    _, rest = gradkit.jax.accumulate_grads(buffers, grads, compensation=kept)
     assert (rest["w"].shape, rest["b"].shape) == ((4,), (2,))
 
 

@@ -48,21 +48,24 @@ def test_a_result_in_place_of_an_argument_makes_no_view(torch, monkeypatch):
 def test_a_batch_norm_and_its_running_statistics_make_no_view(torch, monkeypatch):
     """Numbers that no plan depends on are checked all the same."""
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
-    running, step = [(torch.zeros(8), torch.ones(8)) for _ in range(2)]
-    stats = gradkit.batch_norm_stats(x)[:2]
+    running, copies = [(torch.zeros(8), torch.ones(8)) for _ in range(2)]
 
-    def moved(count):
-        gradkit.batch_norm(x, running_mean=running[0], running_var=running[1])
-        gradkit.update_running_statistics(*step, *stats, count, out=step)
-        assert all(torch.equal(a, b) for a, b in zip(running, step, strict=True))
+    def moved(momentum):
+        gradkit.batch_norm(x, running_mean=running[0], running_var=running[1], momentum=momentum)
+        with gradkit.use_cpu_backend("numpy"):
+            on = [copy.numpy() for copy in copies]
+            own = dict(zip(("running_mean", "running_var"), on, strict=True))
+            gradkit.batch_norm(x.numpy(), **own, momentum=momentum)
+        for a, b in zip(running, copies, strict=True):
+            torch.testing.assert_close(a, b)
 
-    moved(6.0)
+    moved(0.5)
     with monkeypatch.context() as patched:
         patched.setattr(Torch, "view", None)
-        moved(6)
-        with pytest.raises(ValueError, match="count is 1"):
-            moved(1.0)
-    assert step[0]._version == 2
+        moved(1)
+        with pytest.raises(ValueError, match="momentum must be from 0 to 1"):
+            moved(1.5)
+    assert running[0]._version == 2
     for _ in range(2):
         with pytest.raises(ValueError, match="needs CuPy arrays"):
             gradkit.batch_norm(x, engine="cudnn")

@@ -76,12 +76,11 @@ def test_onnx_batch_normalization():
         if not training:
             found = [gradkit.batch_norm_inference(x, scale, bias, mean, var, eps=eps)]
         else:
-            found = [gradkit.batch_norm(x, scale, bias, eps=eps)[0]]
-            own_mean, own_var, count = gradkit.batch_norm_stats(x)
-            biased, weight = own_var * (count - 1) / count, 1 - attributes.get("momentum", 0.9)
-            found += gradkit.update_running_statistics(
-                mean, var, own_mean, biased, count, momentum=weight
-            )
+            weight, count = 1 - attributes.get("momentum", 0.9), x.size // x.shape[1]
+            running = {"running_mean": mean.copy(), "running_var": var.copy(), "momentum": weight}
+            found = [gradkit.batch_norm(x, scale, bias, eps=eps, **running)[0]]
+            own = (running["running_var"] - (1 - weight) * var) * (count - 1) / count
+            found += [running["running_mean"], (1 - weight) * var + own]
         for got, ref in zip(found, (y, *moved), strict=True):
             np.testing.assert_allclose(got, ref, rtol=1e-5, atol=1e-6)
     assert sorted(modes) == [0, 0, 1, 1]

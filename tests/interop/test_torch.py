@@ -419,3 +419,12 @@ def test_plain_cuda_tensors_are_known_all_at_once(torch, monkeypatch):
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "int32", "bool"])
 def test_numpy_dtypes(torch, name):
     assert adapter._numpy_dtype(getattr(torch, name)).name == name
+
+
+def test_norms_of_micro_batches_go_into_elements_of_a_tensor(torch):
+    small, buffer = torch.zeros(2, dtype=torch.float64), [torch.zeros(3)]
+    for k, value in enumerate((1.0, 3.0)):
+        micro = [torch.full((3,), value)]
+        gradkit.accumulate_grads(buffer, micro, scale=0.5, grad_norm_out=small[k])
+    np.testing.assert_allclose(small, np.sqrt([3.0, 27.0]))
+    assert buffer[0].tolist() == [2, 2, 2]

@@ -100,7 +100,8 @@ def test_every_file_names_the_version_and_none_says_that_it_is_released():
     assert version == gradkit.__version__
     assert re.search(rf"^version: {re.escape(version)}$", citation, re.M)
     assert version.endswith(".dev0")
-    assert [int(part) for part in version.split(".")[:3]] > [int(n) for n in versions[0].split(".")]
+    released = [int(n) for n in versions[0].split(".")] if versions else [0]
+    assert [int(part) for part in version.split(".")[:3]] > released
     assert "date-released" not in citation
 
 

@@ -46,7 +46,6 @@ MODULES = (
     "gradients",
     "group_normalization",
     "layer_normalization",
-    "noise",
     "rms_normalization",
     "spikes",
     "statistics",

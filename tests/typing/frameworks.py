@@ -72,7 +72,7 @@ def jax_jit(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     clipped, norm = gradkit.jax.clip_by_global_norm(params, 1.0)
     assert_type(clipped, dict[str, jax.Array])
     assert_type(gradkit.jax.accumulate_grads(params, clipped), dict[str, jax.Array])
-    both = gradkit.jax.accumulate_grads_compensated(params, params, clipped)
+    both = gradkit.jax.accumulate_grads(params, clipped, compensation=params)
     assert_type(both, tuple[dict[str, jax.Array], dict[str, jax.Array]])
     assert_type(transforms.clip_by_global_norm(1.0), optax.GradientTransformation)
     assert_type(transforms.clip_spikes(), optax.GradientTransformation)

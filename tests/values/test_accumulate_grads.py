@@ -224,3 +224,19 @@ def test_a_nan_reaches_the_norm(backend):
     norm = on_device(backend, 7.0)
     gradkit.accumulate_grads(buffers, grads, norm_out=norm)
     assert np.isnan(backend.asnumpy(norm))
+
+
+def test_the_norm_of_what_arrives(backend):
+    """With the bits of grad_norm, whatever becomes of the buffers; a gradient may be one."""
+    rng = np.random.default_rng(2)
+    hosts = [rng.normal(size=9).astype(np.float32), rng.normal(size=(2, 40))]
+    norm, result = (backend.asarray(np.array(7.0)) for _ in range(2))
+    for options in ({}, {"do_update": False}, {"overwrite": True, "scale": 0.5}):
+        buffers = [backend.asarray(h) for h in hosts]
+        expected = backend.asnumpy(gradkit.grad_norm(buffers))
+        gradkit.accumulate_grads(buffers, buffers, norm_out=result, grad_norm_out=norm, **options)
+        assert_same_bits(backend.asnumpy(norm), expected)
+        assert_same_bits(backend.asnumpy(result), backend.asnumpy(gradkit.grad_norm(buffers)))
+    grads = [backend.asarray(h) for h in hosts]
+    with pytest.raises(ValueError, match="grad_norm_out shares memory with norm_out"):
+        gradkit.accumulate_grads(buffers, grads, norm_out=norm, grad_norm_out=norm)

@@ -1,6 +1,5 @@
-"""Running statistics: PyTorch's momentum and unbiased variance, in place and as new arrays."""
+"""Running statistics: PyTorch's momentum and unbiased variance."""
 
-import math
 from fractions import Fraction
 
 import numpy as np
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
-from tests import oracles, tolerances
+from tests import oracles, steps, tolerances
 from tests.layouts import LAYOUTS
 from tests.problems import BATCH_TYPES, make, problems
 from tests.ranks import results
@@ -126,7 +125,7 @@ def test_a_weight_of_one_or_zero_leaves_the_rest_out(backend):
     hosts = before(p, np.float32)
     assert_all_same_bits(moved(backend, p, hosts, momentum=0.0)[0], hosts)
     given = [backend.asarray(a) for a in (*hosts, nothing, nothing)]
-    fresh = gradkit.update_running_statistics(*given, 4, momentum=0.0)  # not in place
+    fresh = steps.update_running_statistics(*given, 4.0, momentum=0.0)  # not in place
     assert_all_same_bits([backend.asnumpy(a) for a in fresh], hosts)
 
 
@@ -214,7 +213,7 @@ def test_the_step_is_exact_but_for_roundings(backend, data, dtype, momentum, cou
     hosts = [np.array(data.draw(st.lists(numbers, min_size=size, max_size=size))) for _ in range(4)]
     hosts[:2] = [host.astype(DTYPES[dtype]) for host in hosts[:2]]
     given = [backend.asarray(host) for host in hosts]
-    found = gradkit.update_running_statistics(*given, float(count), momentum=momentum)
+    found = steps.update_running_statistics(*given, float(count), momentum=momentum)
     weights = Fraction(1), Fraction(count, count - 1)
     for got, old, new, unbiased in zip(found, hosts[:2], hosts[2:], weights, strict=True):
         got, old = backend.asnumpy(got), old.astype(np.float64)
@@ -235,7 +234,7 @@ def test_the_step_is_exact_but_for_roundings(backend, data, dtype, momentum, cou
 def test_an_unbiased_variance_near_the_largest_number(backend, momentum):
     """No product on the way overflows if the result does not."""
     given = [backend.asarray(np.full(1, value)) for value in (2.0, 4.0, 0.0, 1.2e308)]
-    _, found = gradkit.update_running_statistics(*given, 4.0, momentum=momentum)
+    _, found = steps.update_running_statistics(*given, 4.0, momentum=momentum)
     expected = momentum * 1.2e308 * (4 / 3)
     np.testing.assert_allclose(backend.asnumpy(found), expected, rtol=1e-15)
     if backend.on_host:
@@ -246,48 +245,12 @@ def test_an_unbiased_variance_near_the_largest_number(backend, momentum):
         np.testing.assert_allclose(backend.asnumpy(running[1]), expected, rtol=1e-14)
 
 
-def test_the_step_is_what_batch_norm_does(backend):
-    for types in BATCH_TYPES[:2]:
-        p = make((4, 3, 5), types, axis=1, batch=True)
-        hosts = before(p, DTYPES[types[1]])
-        ref, _ = moved(backend, p, hosts, momentum=0.3)
-        running = [backend.asarray(host) for host in hosts]
-        stats = gradkit.batch_norm_stats(backend.asarray(p.x))
-        found = gradkit.update_running_statistics(*running, *stats, momentum=0.3)
-        own = tuple(running)
-        over = gradkit.update_running_statistics(*running, *stats, momentum=0.3, out=own)
-        assert all(got is array for got, array in zip(over, own, strict=True))
-        for first, second, expected in zip(found, over, ref, strict=True):
-            assert_same_bits(backend.asnumpy(first), expected)
-            assert_same_bits(backend.asnumpy(second), expected)
-
-
-@pytest.mark.parametrize(
-    ("count", "moves"), [(0.0, False), (1.0, False), (math.nan, True), (2.0, True)]
-)
-def test_a_count_on_the_device(backend, count, moves):
-    """Nothing can be raised there: what has no unbiased variance moves nothing."""
-    if backend.on_host and count in (1.0, math.nan):
-        pytest.skip("a number on the host is refused")
-    hosts = np.full(2, 5.0), np.full(2, 5.0), np.full(2, 1.0), np.full(2, 1.0)
-    given = [backend.asarray(host) for host in hosts]
-    found = gradkit.update_running_statistics(
-        *given, backend.asarray(np.array(count)), momentum=0.5
-    )
-    mean, var = (backend.asnumpy(a)[0] for a in found)
-    if not moves:
-        assert (mean, var) == (5, 5)
-    else:
-        assert mean == 3
-        assert math.isnan(var) if math.isnan(count) else var == 3.5
-
-
 def test_what_float32_takes_for_a_tie_of_bfloat16(backend):
     """The step is rounded once, from float64."""
     ones = backend.asarray(np.ones(3, DTYPES["bfloat16"]))
     batch = 1 + np.array([1, 1 + 2.0**-30, 1 - 2.0**-30]) * 2.0**-7
-    mean, var, count = map(backend.asarray, (batch, batch / 2, np.array(2.0)))
-    found = gradkit.update_running_statistics(ones, ones, mean, var, count, momentum=0.5)
+    mean, var = map(backend.asarray, (batch, batch / 2))
+    found = steps.update_running_statistics(ones, ones, mean, var, 2.0, momentum=0.5)
     for moved in found:
         values = backend.asnumpy(moved).astype(np.float64)
         np.testing.assert_array_equal(values, [1, 1 + 2.0**-7, 1])

@@ -14,7 +14,7 @@ from gradkit._calls.roles import Data, Number, Parameter, Statistic
 from gradkit._cuda.launch.device import Device, Kernel
 from gradkit._cuda.launch.packing import PackedKernel
 from gradkit._dtypes import FLOATS, Types, float_name
-from gradkit.errors import KernelCompileError, KernelLaunchError
+from gradkit.errors import KernelError
 
 _INCLUDE = re.compile(r'^[ \t]*#include "([\w.]+)"[ \t]*$', re.MULTILINE)
 _KERNEL = re.compile(
@@ -36,7 +36,7 @@ _allowing = threading.Lock()
 
 
 class LoadedKernel:
-    """A compiled kernel; a failed launch raises ``KernelLaunchError``."""
+    """A compiled kernel; a failed launch raises ``KernelError``."""
 
     def __init__(self, device: Device, name: str, function: Kernel):
         self.device = device  # keeps the device alive: the cache's key has its id
@@ -56,9 +56,9 @@ class LoadedKernel:
         except self.device.launch_errors as error:
             raise self.refused(f"blocks of {threads}", shared_mem, error) from error
 
-    def refused(self, what: str, shared_mem: int, error: Exception) -> KernelLaunchError:
+    def refused(self, what: str, shared_mem: int, error: Exception) -> KernelError:
         """What a failed launch raises."""
-        return KernelLaunchError(
+        return KernelError(
             f"the device refused kernel {self.name} on {what} threads with {shared_mem} bytes of "
             f"shared memory: {error}. An earlier kernel on the device may be at fault: run with "
             "CUDA_LAUNCH_BLOCKING=1 to find it."
@@ -221,12 +221,12 @@ def _load(device: Device, file: str, name: str, options: tuple[str, ...]) -> Loa
         # CuPy compiles in get_function, which takes no subclass of str, and reuses modules.
         function = device.compile(source, options).get_function(str(name))
     except OSError as error:
-        raise KernelCompileError(
+        raise KernelError(
             f"kernels/{file}.cu could not be compiled into CuPy's cache: {error}. Set "
             "CUPY_CACHE_DIR to a writable folder, or CUPY_CACHE_IN_MEMORY=1."
         ) from error
     except Exception as error:
-        raise KernelCompileError(
+        raise KernelError(
             f"kernels/{file}.cu did not compile with {' '.join(options)}: {error}"
         ) from error
     return LoadedKernel(device, name, function)
