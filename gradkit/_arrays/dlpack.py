@@ -3,20 +3,23 @@
 import ctypes
 import sys
 from contextlib import AbstractContextManager, suppress
+from math import prod
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
+from gradkit import _host
 from gradkit._arrays import cuda
 from gradkit._arrays.base import NOTHING, Framework
-from gradkit._backend import Array, Shape
+from gradkit._backend import Array, Shape, Spec
 from gradkit._dtypes import FLOATS, dtype_named
 
 _HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
 _CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _INT = 0  # kDLInt
 _READ_ONLY, _IS_COPIED = 1, 2  # flags of DLManagedTensorVersioned
+_BYTE = np.dtype(np.uint8)
 _ALIGNMENT = 64  # bytes: with less, TensorFlow aborts the process and JAX copies
 
 
@@ -115,8 +118,8 @@ def device_of(array: Any) -> tuple[int, int]:
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """New host memory that every library imports without a copy."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    size = prod(shape) * dtype.itemsize
+    memory: Array = _host.backend().outputs([Spec("", (size + _ALIGNMENT,), _BYTE)])[0]
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
 

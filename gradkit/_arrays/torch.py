@@ -3,19 +3,20 @@
 import ctypes
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache, partial
 from itertools import repeat
+from math import prod
 from operator import attrgetter, methodcaller, mul
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from gradkit import _host
 from gradkit._arrays import cuda
 from gradkit._arrays.base import NOTHING, Framework, Lent
-from gradkit._backend import Array, Borrowed, Shape, Spec
+from gradkit._backend import LARGE, Array, Borrowed, Shape, Spec
 from gradkit._calls.backend import Backend, NeedsArrays
 from gradkit._calls.record import Plan
 from gradkit._dtypes import FLOATS, dtype_named
@@ -101,12 +102,16 @@ class Torch(Framework):
         torch = sys.modules["torch"]
         if _is_observed(arrays[0]):
             return None
+        if max(map(torch.Tensor.numel, arrays)) * _ITEMSIZES[-1] >= LARGE:
+            return [self.new(a.shape, _numpy_dtype(a.dtype), a) for a in arrays]
         return [torch.empty_like(a, memory_format=torch.contiguous_format) for a in arrays]
 
     def new(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> Any:
         torch = sys.modules["torch"]
         if shape == () and like.is_cpu:  # in half the time
             tensor = torch.empty_like(_number_of(dtype))
+        elif prod(shape) * dtype.itemsize >= LARGE and not _is_observed(like):
+            return _maker(_model_of(Spec("", shape, dtype)), like.device)()
         else:
             tensor = torch.empty(shape, dtype=_torch_dtype(dtype), device=like.device)
         return None if _is_observed(tensor) else tensor
@@ -158,23 +163,45 @@ class Torch(Framework):
         return [count * _numpy_dtype(dtype).itemsize for dtype, count in zip(*layout, strict=True)]
 
 
-class _Making(NamedTuple):
-    """How a result is made: like the array at a position, or by shape, strides and dtype.
+# How a result is made: like what is at a place, or by itself; an absent one is not. Places count
+# what a call is given, and then its results.
+Making: TypeAlias = int | Callable[[], Any] | None
 
-    Positions count a call's arrays and then its results. Layouts of a plan's arrays never change.
-    """
 
-    like: int | None
-    arguments: tuple[Shape, Shape, Any]
+def making_of(model: Any, items: Sequence[Any], device: Any) -> Making:
+    """How one like a model is made, if there is one. The layouts of items never change."""
+    if model is None:
+        return None
+    make, tensor = _maker(model, device), sys.modules["torch"].Tensor
+    layout = model.shape, model.stride(), model.dtype
+    for k, item in enumerate(items if make.func is sys.modules["torch"].empty_strided else ()):
+        if isinstance(item, tensor) and (item.shape, item.stride(), item.dtype) == layout:
+            return k
+    return make
 
-    @classmethod
-    def of(cls, spec: Spec, arrays: Sequence[Any]) -> "_Making":
-        model = _model_of(spec)
-        arguments = tuple(model.shape), model.stride(), model.dtype
-        for k, array in enumerate(arrays):
-            if array is not None and (array.shape, array.stride(), array.dtype) == arguments:
-                return cls(k, arguments)
-        return cls(None, arguments)
+
+def make_all(making: Sequence[Making], items: list[Any]) -> None:
+    """Append new tensors to what a call is given."""
+    like = sys.modules["torch"].empty_like
+    for each in making:
+        if each is None:
+            items.append(None)
+        elif isinstance(each, int):
+            items.append(like(items[each]))
+        else:
+            items.append(each())
+
+
+def _maker(model: Any, device: Any) -> partial[Any]:
+    """What makes tensors like one without gaps, large ones in memory that is kept for the next."""
+    shape, strides, dtype = tuple(model.shape), model.stride(), model.dtype
+    if device.type == "cpu" and model.numel() * model.element_size() >= LARGE:
+        code, name = _describing(), _name_of(dtype)
+        if code is not None and name in FLOATS:
+            return partial(code.new_tensor, shape, strides, FLOATS[name].code)
+    # From a tuple as a size, `torch.empty` takes half as long again.
+    empty = sys.modules["torch"].empty_strided
+    return partial(empty, shape, strides, dtype=dtype, device=device)
 
 
 def _model_of(spec: Spec) -> Any:
@@ -197,25 +224,17 @@ class _OnHost:
 
     def outputs(self, plan: Plan) -> list[Any]:
         """New tensors."""
-        torch, arrays = sys.modules["torch"], [*self._arrays]
+        items = [*self._arrays]
         making = plan.making or self._decide(plan)
-        for each in making:
-            if each is None:
-                arrays.append(None)
-            elif each.like is not None:
-                arrays.append(torch.empty_like(arrays[each.like]))
-            else:  # from a tuple as a size, `torch.empty` takes half as long again
-                shape, strides, dtype = each.arguments
-                device = self._like.device
-                arrays.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))
-        return arrays[-len(making) :]
+        make_all(making, items)
+        return items[-len(making) :]
 
-    def _decide(self, plan: Plan) -> list[_Making | None]:
-        arrays: list[Any] = [*self._arrays]
-        making: list[_Making | None] = []
+    def _decide(self, plan: Plan) -> list[Making]:
+        items, making = [*self._arrays], list[Making]()
         for spec in plan.missing or ():
-            making.append(None if spec is None else _Making.of(spec, arrays))
-            arrays.append(None if spec is None else _model_of(spec))
+            model = None if spec is None else _model_of(spec)
+            making.append(making_of(model, items, self._like.device))
+            items.append(model)
         plan.making = making
         return making
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import gradkit._cpu.compiled as compiled
 from gradkit import _numpy
-from gradkit._backend import Array, Shape, Spec
+from gradkit._backend import LARGE, Array, Shape, Spec
 from gradkit._calls.backend import OPERATIONS, Services, names_in
 from gradkit._calls.layouts import SampleLayout
 from gradkit._calls.lists import AccumulateGrad, AccumulateGradV2
@@ -24,29 +24,24 @@ from gradkit._cpu.gated_norm import *
 from gradkit._cpu.lists import *
 from gradkit._cpu.rows import *
 
-# Bytes from which on glibc takes memory from the system for each array.
-_LARGE = 1 << 25
-
 
 def outputs(specs: Sequence[Spec | None]) -> list[Array | None]:
-    """New arrays as these specs say, whose contents are undefined; the first is the largest."""
+    """New arrays as these specs say, whose contents are undefined."""
     made: list[Array | None] = []
     for spec in specs:  # in C order without a frame for each, a tenth of a small call
-        made.append(
-            spec and (spec.allocate(np.empty) if spec.order else np.empty(spec.shape, spec.dtype))
-        )
-    if made and made[0] is not None and made[0].nbytes >= _LARGE:
-        made.clear()  # nothing was written to them
-        made += [spec and spec.allocate(_large) for spec in specs]
+        if spec is None:
+            made.append(None)
+            continue
+        new = spec.allocate(np.empty) if spec.order else np.empty(spec.shape, spec.dtype)
+        if new.nbytes >= LARGE:
+            new = spec.allocate(_large)  # nothing was written to the other
+        made.append(new)
     return made
 
 
 def _large(shape: Shape, dtype: np.dtype[Any]) -> Array:
-    """A new array: if it is large, of memory that is kept for the next one when it is gone."""
-    size = math.prod(shape) * dtype.itemsize
-    if size < _LARGE:
-        return np.empty(shape, dtype)
-    return compiled.memory(size).view(dtype).reshape(shape)
+    """A new array of memory that is kept for the next one when it is gone."""
+    return compiled.memory(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
 
 def takes_memory(call: Any) -> bool:

@@ -91,7 +91,8 @@ class Results:
         def allocate(shape: Any, dtype: Any) -> Array:
             nonlocal array
             made = owner.framework.empty(shape, dtype, owner.like)
-            view, array = made or (owner.backend.empty(shape, dtype), None)
+            alone = Spec(spec.name, shape, dtype)
+            view, array = made or (owner.backend.outputs([alone])[0], None)
             return view
 
         view = spec.allocate(allocate)

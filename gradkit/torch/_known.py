@@ -7,14 +7,13 @@ tensors, and numbers. What it was called with is noted down in the first such ca
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from gradkit import _host as host
-from gradkit._arrays.torch import seen_on_host
+from gradkit._arrays.torch import Making, make_all, making_of, seen_on_host
 from gradkit._threads import workers
 
 Compute: TypeAlias = Callable[..., tuple[Any, ...]]
@@ -72,23 +71,6 @@ def _picker(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...
     return lambda items: tuple([items[k] for k in places])
 
 
-class _Maker(NamedTuple):
-    """How a result is made: like what is at a place, or by shape, strides and dtype."""
-
-    like: int | None
-    arguments: tuple[Any, Any, torch.dtype]
-
-    @classmethod
-    def of(cls, result: Tensor | None, items: Sequence[Any]) -> "_Maker | None":
-        if result is None:
-            return None
-        arguments = result.shape, result.stride(), result.dtype
-        for k, item in enumerate(items):
-            if isinstance(item, Tensor) and (item.shape, item.stride(), item.dtype) == arguments:
-                return cls(k, arguments)
-        return cls(None, arguments)
-
-
 def _noted(run: Compute, args: Sequence[Any], written: Sequence[int]) -> Compute | None:
     """What does the same, if ``run`` does nothing but one call of compiled code on these tensors.
 
@@ -110,28 +92,22 @@ def _noted(run: Compute, args: Sequence[Any], written: Sequence[int]) -> Compute
     if None in found:  # a view
         return None
     function, arrays = partial(getattr(host.code, name), *arguments[:count]), itemgetter(*found)
-    makers = [_Maker.of(each, (*given, *made[:k])) for k, each in enumerate(made)]
-    return _call_of(function, arrays, makers, moved)
+    items, device = (*given, *made), given[0].device
+    making = [making_of(each, items[: len(given) + k], device) for k, each in enumerate(made)]
+    return _call_of(function, arrays, making, moved)
 
 
 def _call_of(
     function: Callable[..., None],
     arrays: Callable[[Sequence[Any]], Sequence[Any]],
-    makers: Sequence[_Maker | None],
+    making: Sequence[Making],
     moved: Sequence[int],
 ) -> Compute:
     """What makes results, and calls a function on those that it picks of arguments and results."""
 
     def compute(*args: Any) -> tuple[Any, ...]:
         items = [*args]
-        for maker in makers:
-            if maker is None:
-                items.append(None)
-            elif maker.like is not None:
-                items.append(torch.empty_like(items[maker.like]))
-            else:
-                shape, strides, dtype = maker.arguments
-                items.append(args[0].new_empty_strided(shape, strides, dtype=dtype))
+        make_all(making, items)
         results = (*items[len(args) :],)
         items.append(None)
         function(*arrays(items))

@@ -22,11 +22,6 @@ namespace {
 
 constexpr size_t HUGE_PAGE = size_t{1} << 21, MOST_KEPT = size_t{1} << 28;
 
-struct Block {
-    char* data;
-    size_t size;
-};
-
 #ifdef MADV_FREE
 
 // Whole huge pages, which all begin where those do: of others the system makes small ones.
@@ -117,6 +112,19 @@ Kept& kept() {
     return all;
 }
 
+using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig>;
+
+Bytes memory(size_t size) {
+    Block* const block = new Block(block_of(size));
+    const nb::capsule owner(block, [](void* held) noexcept {
+        keep(*static_cast<Block*>(held));
+        delete static_cast<Block*>(held);
+    });
+    return Bytes(block->data, {size}, owner);
+}
+
+}  // namespace
+
 Block block_of(size_t size) {
     const size_t whole = (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     Block block = kept().take(whole);
@@ -129,17 +137,6 @@ Block block_of(size_t size) {
     return block;
 }
 
-using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig>;
-
-Bytes memory(size_t size) {
-    Block* const block = new Block(block_of(size));
-    const nb::capsule owner(block, [](void* held) noexcept {
-        kept().keep(*static_cast<Block*>(held));
-        delete static_cast<Block*>(held);
-    });
-    return Bytes(block->data, {size}, owner);
-}
-
-}  // namespace
+void keep(const Block& block) noexcept { kept().keep(block); }
 
 void define_results(nb::module_& module) { module.def("memory", &memory); }

@@ -2,16 +2,32 @@
 
 #include "tensors.h"
 
+#include <vector>
+
+#include "results.h"
+
 namespace nb = nanobind;
 
 namespace {
 
 enum Code : uint8_t { FLOAT = 2, BFLOAT = 4 };
 
+constexpr int32_t HOST = 1;
+
+// DLPack's, of a tensor that is freed by who made it.
+struct Managed {
+    uint32_t major, minor;
+    void* owner;
+    void (*free)(Managed* self);
+    uint64_t flags;
+    DLTensor tensor;
+};
+
 // What is in the capsule `__dlpack_c_exchange_api__` of a type.
 struct ExchangeApi {
     uint32_t major, minor;
-    const void *older, *allocate, *from_object, *to_object;
+    const void *older, *allocate, *from_object;
+    int (*to_object)(Managed* tensor, void** object);  // as the next one; it takes the tensor
     int (*describe)(void* object, DLTensor* tensor);  // -1 and an exception if it cannot
 };
 
@@ -36,6 +52,43 @@ bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle capsule, nb
     };
     for (int k = 0; k < 3; ++k) observers[k] = nb::object(library.attr(names[k])).release().ptr();
     return true;
+}
+
+// A tensor in memory that is kept for the next one when nothing holds this one.
+struct Result {
+    Managed managed;
+    Block block;
+    std::vector<int64_t> shape, strides;
+};
+
+// A new one on the host, without gaps. Strides are in elements.
+nb::object new_tensor(nb::tuple shape, nb::tuple strides, int dtype) {
+    constexpr uint8_t bits[] = {16, 16, 32, 64};
+    Result own = {};
+    size_t size = bits[dtype] / 8;
+    for (size_t axis = 0; axis < shape.size(); ++axis) {
+        own.shape.push_back(nb::cast<int64_t>(shape[axis]));
+        own.strides.push_back(nb::cast<int64_t>(strides[axis]));
+        size *= own.shape.back();
+    }
+    own.block = block_of(size);
+    Result* const result = new Result(std::move(own));
+    const int32_t axes = static_cast<int32_t>(shape.size());
+    const uint8_t code = dtype == BF16 ? BFLOAT : FLOAT;
+    result->managed = {
+        1, 0, result,
+        [](Managed* self) {
+            Result* const freed = static_cast<Result*>(self->owner);
+            keep(freed->block);
+            delete freed;
+        },
+        0,
+        {result->block.data, {HOST, 0}, axes, {code, bits[dtype], 1}, result->shape.data(),
+         result->strides.data(), 0},
+    };
+    void* made = nullptr;
+    if (api->to_object(&result->managed, &made)) throw nb::python_error();
+    return nb::steal(static_cast<PyObject*>(made));
 }
 
 bool is_true(PyObject* answer) {
@@ -95,4 +148,7 @@ bool is_observed(PyObject* tensor) {
 
 nb::object views_of_tensors(nb::list tensors) { return nb::handle(make_views)(tensors); }
 
-void define_tensors(nb::module_& module) { module.def("use_tensors", &use_tensors); }
+void define_tensors(nb::module_& module) {
+    module.def("new_tensor", &new_tensor);
+    module.def("use_tensors", &use_tensors);
+}
