@@ -271,9 +271,9 @@ class Gradients(Given):
 
     def picked(self, chosen: Sequence[bool]) -> "Gradients":
         """Those that are chosen, in the same places: there is ``None`` for the others."""
-        kept = zip(self.arrays, chosen, strict=True)
+        kept = (a if one else None for a, one in zip(self.arrays, chosen, strict=True))
         few = copy(self)
-        few._tree = self.rebuilt(array if one else None for array, one in kept)
+        few._tree = trees.rebuild(self.tree, kept, close=lambda made: made)
         few._is_frozen, few.is_flat = True, False
         few.arrays = list(compress(self.arrays, chosen))
         few.views = picked(self.views, chosen)
@@ -285,7 +285,7 @@ class Gradients(Given):
 
     def returned(self, grads: Any) -> Any:
         """What an in-place function gives back: the caller's own object."""
-        return self.tree if isinstance(grads, Iterator) else grads
+        return self.rebuilt(self.arrays) if isinstance(grads, Iterator) else grads
 
     def wrote(self) -> None:
         """Tell the library that every gradient's memory was written."""

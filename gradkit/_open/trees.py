@@ -8,6 +8,7 @@ from types import GeneratorType
 from typing import Any, TypeAlias
 
 from gradkit._arrays import framework_for, is_array
+from gradkit._open.containers import Attribute, OpenedMapping, OpenedSequence, closed, opened
 from gradkit._open.shards import Parts
 
 IsLeaf = Callable[[Any], bool]
@@ -18,12 +19,18 @@ _DEEPEST = 100  # containers in each other; Python has a thousand frames for all
 
 
 def freeze(tree: Any, is_leaf: IsLeaf = is_array, depth: int = 0) -> Any:
-    """The same tree with every one-shot iterable (a generator, a dict view) made a list."""
-    if tree is None or is_leaf(tree):
+    """The same tree with every one-shot iterable (a generator, a dict view) made a list.
+
+    Containers of other types than dict, list and tuple are opened: what is made of the tree by
+    ``rebuild`` has them again.
+    """
+    if tree is None or is_leaf(tree) or isinstance(tree, _NO_CONTAINERS):
         return tree
-    if not isinstance(tree, Iterable) or isinstance(tree, _NO_CONTAINERS):
-        return tree
-    if hasattr(tree, "shape"):  # an array that is not known: a sparse one, say
+    own = None if isinstance(tree, Parts) else opened(tree)
+    if hasattr(tree, "shape") and not _is_around_one(tree, own):
+        return tree  # an array that is not known, such as a sparse one
+    tree = tree if own is None else own
+    if not isinstance(tree, Iterable):
         return tree
     if depth == _DEEPEST:
         raise ValueError(
@@ -35,6 +42,12 @@ def freeze(tree: Any, is_leaf: IsLeaf = is_array, depth: int = 0) -> Any:
     if isinstance(tree, Mapping):
         return _like_mapping(tree, frozen)
     return _like_sequence(tree, frozen) if isinstance(tree, (list, tuple)) else frozen
+
+
+def _is_around_one(tree: Any, own: Any) -> bool:
+    """Whether what has a shape is opened as a container of one array, which has that shape."""
+    inner = [*own.values()] if isinstance(own, OpenedMapping) else []
+    return len(inner) == 1 and getattr(inner[0], "shape", None) == tree.shape
 
 
 def _refuse_spent(tree: Any) -> None:
@@ -79,17 +92,20 @@ def dotted_names(tree: Any, root: str) -> list[str]:
     return list(names)
 
 
-def rebuild(tree: Any, replacements: Iterator[Any]) -> Any:
-    """The frozen tree with its leaves replaced in order; ``None`` stays ``None``."""
+def rebuild(tree: Any, replacements: Iterator[Any], close: Callable[[Any], Any] = closed) -> Any:
+    """The caller's container with its leaves replaced in order; ``None`` stays ``None``.
+
+    ``close``: what makes a container of the caller's type; nothing, for another frozen tree.
+    """
     if tree is None:
         return None
     if _is_flat(tree):
         own = islice(replacements, len(tree))
         return list(own) if type(tree) is list else dict(zip(tree, own, strict=True))
     if isinstance(tree, Mapping) and not is_array(tree):
-        return _like_mapping(tree, [rebuild(b, replacements) for b in tree.values()])
+        return close(_like_mapping(tree, [rebuild(b, replacements, close) for b in tree.values()]))
     if isinstance(tree, (list, tuple)):
-        return _like_sequence(tree, [rebuild(b, replacements) for b in tree])
+        return close(_like_sequence(tree, [rebuild(b, replacements, close) for b in tree]))
     return next(replacements)
 
 
@@ -119,7 +135,7 @@ def spread(prefix: Any, tree: Any, label: str, other: str) -> Iterator[Any]:
         yield from map(said.__getitem__, branches)
         return
     for key, branch in branches.items():
-        names = (f"{name}[{key!r}]" for name in (label, other))
+        names = (expression(name, (key,)) for name in (label, other))
         yield from spread(said[key], branch, *names)
 
 
@@ -146,7 +162,7 @@ def partners(tree: Any, other: Any, label: str, other_label: str) -> Iterator[tu
             "needs its parameter at the same place"
         )
     for key, branch in branches.items():
-        names = (f"{name}[{key!r}]" for name in (label, other_label))
+        names = (expression(name, (key,)) for name in (label, other_label))
         yield from partners(branch, others[key], *names)
 
 
@@ -280,7 +296,7 @@ def walk(tree: Any, root: str) -> Iterator[tuple[str, Any]]:
 
 def expression(root: str, keys: Keys) -> str:
     """What reaches a leaf in Python: ``grads['w'][2]``."""
-    return root + "".join(f"[{key!r}]" for key in keys)
+    return root + "".join(f".{key}" if isinstance(key, Attribute) else f"[{key!r}]" for key in keys)
 
 
 def paths(tree: Any, is_leaf: IsLeaf = is_array, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
@@ -301,12 +317,10 @@ def paths(tree: Any, is_leaf: IsLeaf = is_array, keys: Keys = ()) -> Iterator[tu
 
 def _like_mapping(tree: Mapping[Any, Any], branches: list[Any], keys: Iterable[Any] = ()) -> Any:
     made = dict(zip(keys or tree, branches, strict=True))
-    return tree.like(made) if isinstance(tree, Parts) else made
+    return tree.like(made) if isinstance(tree, (Parts, OpenedMapping)) else made
 
 
 def _like_sequence(tree: list[Any] | tuple[Any, ...], branches: list[Any]) -> Any:
-    if isinstance(tree, list):
-        return branches
-    if hasattr(tree, "_fields"):  # a namedtuple takes its fields one by one
-        return type(tree)(*branches)
-    return tuple(branches)
+    if isinstance(tree, OpenedSequence):
+        return tree.like(branches)
+    return branches if isinstance(tree, list) else tuple(branches)

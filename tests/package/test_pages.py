@@ -24,7 +24,7 @@ FENCE = r"^```([^\n]*)\n(.*?)^```"
 # Code that needs a framework, ranks or devices, and what runs it.
 RUN_ELSEWHERE = {
     "docs/frameworks.md": {"tests/interop/test_examples.py": 2},
-    "docs/jax.md": {"tests/interop/test_gradkit_jax.py": 4},
+    "docs/jax.md": {"tests/interop/test_gradkit_jax.py": 5},
     "docs/torch.md": {"tests/interop/test_gradkit_torch_page.py": 10},
     "docs/parallelism.md": {"tests/processes/cut_models.py": 6},
     "docs/distributed.md": {
