@@ -21,9 +21,9 @@ def values(found):
 
 
 @QUIET
-@pytest.mark.parametrize("backend", ["compiled", "numpy"])
+@pytest.mark.parametrize("computing", ["compiled", "numpy"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_calls_in_compiled_programs_are_those_outside(name, backend):
+def test_calls_in_compiled_programs_are_those_outside(name, computing):
     """In the first program that has one, and again with other values."""
     operation, make = OPERATIONS[name], LIBRARIES["torch"]().make
     lists = [(shape, "data") for shape, _ in operation.lists]
@@ -31,7 +31,7 @@ def test_calls_in_compiled_programs_are_those_outside(name, backend):
     def program(given):
         return operation.results_of(**given)
 
-    with gradkit.use_cpu_backend(backend):
+    with gradkit.use_cpu_backend(computing):
         for variant in ("", *operation.variants):
             torch._dynamo.reset()
             compiled = torch.compile(program, backend="eager")
