@@ -62,14 +62,15 @@ class GradAccumulator:
             As :func:`gradkit.accumulate_grads`. Neither sums nor gradients are changed.
         """
         found = {k: p.grad.detach() for k, p in enumerate(self._parameters) if p.grad is not None}
+        parts = dict(zip(found, clipping.local(found), strict=True))
         for k, grad in found.items():
             if k not in self._sums:
                 self._sums[k] = torch.empty_like(grad, dtype=_wide(grad.dtype))
         for first in (True, False):
             chosen = [k for k in found if (k not in self._added) == first]
             gradkit.accumulate_grads(
-                clipping.local([self._sums[k] for k in chosen]),
-                clipping.local([found[k] for k in chosen]),
+                clipping.local({k: self._sums[k] for k in chosen}),
+                [parts[k] for k in chosen],
                 overwrite=first,
             )
         for k in found:
@@ -111,7 +112,7 @@ class GradAccumulator:
         """
         self.add()
         chosen = sorted(self._added)
-        held = clipping.spread(self._parameters, [self._sums[k] for k in chosen])
+        held = clipping.spread(self._parameters, {k: self._sums[k] for k in chosen})
         try:
             norm = clipping.norm_by(
                 gradkit.clip_grad_norm,

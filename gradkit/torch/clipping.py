@@ -16,7 +16,7 @@ tensors and pipeline stages.
 """
 
 import warnings
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 
 import gradkit
 from gradkit._open.foreign import norm_comes
+from gradkit._ranks.parts import named
 from gradkit._ranks.torch import shard_of
 from gradkit.distributed import Group, Names, PlainOfEach, ShardedGrads, from_torch, shards_of
 
@@ -272,20 +273,24 @@ class Held(NamedTuple):
     group: Group | None
 
 
-def spread(tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> Held:
+_GRADIENT = "the gradient of parameters[{}]"
+
+
+def spread(tensors: Sequence[Tensor], grads: Mapping[Any, Tensor], said: str = _GRADIENT) -> Held:
     """Gradients, and the ranks of the mesh that tensors are on: parameters, or the gradients.
 
-    A rank without gradients knows its ranks by its parameters.
+    A rank without gradients knows its ranks by its parameters. ``said``: what an error calls the
+    gradient that has a key.
     """
     sharded = [_is_sharded(tensor) for tensor in tensors]
     if not any(sharded):
-        return Held(list(grads), None)
+        return Held(list(grads.values()), None)
     if not all(sharded):
         raise ValueError(
             "some tensors are DTensors and some are not, which do not say on how many ranks they "
             "lie; pass model.named_parameters(), group and plain to clip_grad_norm_"
         )
-    parts = {k: shard_of(grad) for k, grad in enumerate(grads)}
+    parts = dict(enumerate(named(shard_of, said.format(k), grad) for k, grad in grads.items()))
     shards = ShardedGrads(
         {k: part for k, (part, _) in parts.items()},
         {k: copies for k, (_, copies) in parts.items()},
@@ -294,7 +299,7 @@ def spread(tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> Held:
 
 
 def _of(tensors: list[Tensor]) -> Held:
-    return spread(tensors, [_plain(tensor) for tensor in tensors])
+    return spread(tensors, dict(enumerate(map(_plain, tensors))), "tensors[{}]")
 
 
 def _of_parameters(parameters: Tensors) -> Held:
@@ -347,8 +352,8 @@ def listed(tensors: Tensors, label: str = "parameters") -> list[Tensor]:
     return found
 
 
-def _grads_of(parameters: Sequence[Tensor]) -> list[Tensor]:
-    return [_plain(p.grad) for p in parameters if p.grad is not None]
+def _grads_of(parameters: Sequence[Tensor]) -> dict[int, Tensor]:
+    return {k: _plain(p.grad) for k, p in enumerate(parameters) if p.grad is not None}
 
 
 def _plain(grad: Tensor) -> Tensor:
@@ -360,6 +365,9 @@ def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements")
 
 
-def local(grads: Sequence[Tensor]) -> list[Tensor]:
+def local(grads: Mapping[int, Tensor]) -> list[Tensor]:
     """Each gradient's own memory on this rank."""
-    return [shard_of(grad)[0] if _is_sharded(grad) else grad for grad in grads]
+    return [
+        named(shard_of, _GRADIENT.format(k), grad)[0] if _is_sharded(grad) else grad
+        for k, grad in grads.items()
+    ]

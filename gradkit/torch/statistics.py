@@ -79,7 +79,8 @@ def _named(parameters: Any) -> list[tuple[str, Tensor]]:
 
 def _by_name(named: list[tuple[str, Tensor]]) -> Held:
     grads = gradkit.named_grads_of(named)
-    held = spread([tensor for _, tensor in named], [grad.detach() for grad in grads.values()])
+    values = {name: grad.detach() for name, grad in grads.items()}
+    held = spread([tensor for _, tensor in named], values, "the gradient of {!r}")
     if held.group is None:
         return Held(dict(zip(grads, held.grads, strict=True)), None)
     names = list(grads)
