@@ -26,7 +26,9 @@ def real(value: Any, label: str) -> float:
 
 
 def _hint_at(value: Any) -> str:
-    """What to pass in place of an object that exports memory, and not as gradkit's arrays do."""
+    """What to pass in place of an array, or of what exports memory, but not as arrays do."""
+    if hasattr(value, "__dlpack_device__") or hasattr(value, "item"):
+        return "; pass a Python number, such as its .item()"
     if hasattr(value, "__cuda_array_interface__"):
         return "; pass what cupy.asarray makes of it"
     if hasattr(value, "__dlpack__"):
