@@ -25,6 +25,7 @@ from gradkit import (
     distributed as distributed,
 )
 from gradkit._config import *
+from gradkit._open.foreign import close_to_dynamo as _close_to_dynamo
 from gradkit._warmup import *
 from gradkit.accumulation import *
 from gradkit.averaging import *
@@ -58,3 +59,6 @@ __all__ += rms_normalization.__all__
 __all__ += spikes.__all__
 __all__ += statistics.__all__
 __all__ += steps.__all__
+
+_close_to_dynamo(map(globals().__getitem__, __all__))
+_close_to_dynamo(map(vars(distributed).__getitem__, distributed.__all__))

@@ -27,12 +27,14 @@ def real(value: Any, label: str) -> float:
 
 
 def _hint_at(value: Any) -> str:
-    """What to pass in place of what JAX traces, or exports memory not as gradkit's arrays do."""
+    """What to pass in place of an array, or of what JAX traces or exports memory otherwise."""
     if "jax" in sys.modules and isinstance(value, sys.modules["jax"].core.Tracer):
         return (
             ", which is being traced and has no value yet; pass a Python value, a constant of "
             "what is compiled, such as by static_argnames of jax.jit"
         )
+    if hasattr(value, "__dlpack_device__") or hasattr(value, "item"):
+        return "; pass a Python number, such as its .item()"
     if hasattr(value, "__cuda_array_interface__"):
         return "; pass what cupy.asarray makes of it"
     if hasattr(value, "__dlpack__"):

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from gradkit._backend import Array, Engine
+from gradkit._backend import Array
 from gradkit._calls import checks
 
 _ENGINES = ("cudnn", "cudnn-persistent", "native")
@@ -27,8 +27,8 @@ def _is_cudnns(engine: str | None) -> bool:
     return engine is not None and checks.choice(engine, "engine", _ENGINES) != "native"
 
 
-def ran(engine: Engine) -> None:
-    """Note what ran a batch norm of this thread."""
+def ran(engine: str | None) -> None:
+    """Note what ran a batch norm of this thread; ``None``: nothing yet."""
     _latest.engine = engine
 
 

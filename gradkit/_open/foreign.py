@@ -1,11 +1,16 @@
-"""What callers are told: our names for other libraries' arguments, and short tracebacks."""
+"""What other libraries make of public functions: their names of arguments, and their compilers.
+
+And what callers are told: tracebacks are short.
+"""
 
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, TypeVar, cast
 
 from gradkit._arrays import Framework
@@ -191,3 +196,47 @@ def norm_comes(place: int) -> Callable[[Function], Function]:
         return cast(Function, checking)
 
     return checked
+
+
+_REASON = (
+    "gradkit computes outside of PyTorch's graphs; leave out fullgraph=True, or call the norms of "
+    "gradkit.torch, which are operators"
+)
+
+
+class _Closed:
+    """True, for a compiler that asks whether not to trace a function; it is told of all code.
+
+    Dynamo would trace into NumPy, and puts one of its own in its place. ``torch.compiler.disable``
+    needs PyTorch to be imported, and takes a microsecond in every call; this takes no time.
+    """
+
+    def __init__(self) -> None:
+        self.codes: set[CodeType] = set()
+
+    def __bool__(self) -> bool:
+        frames = sys.modules["torch"]._C._dynamo.eval_frame
+        skip = frames._FrameAction.SKIP  # this code, and all that it calls
+        for code in self.codes:
+            frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+        return True
+
+
+_closed = _Closed()
+
+
+def close_to_dynamo(names: Iterable[Any]) -> None:
+    """Let ``torch.compile`` call functions and methods of classes, and not trace them."""
+    for each in names:
+        for function in vars(each).values() if isinstance(each, type) else (each,):
+            if isinstance(function, FunctionType) and _is_ours(function):
+                _closed.codes.add(function.__code__)
+                function.__dict__.update(
+                    _torchdynamo_disable=_closed, _torchdynamo_disable_msg=_REASON
+                )
+
+
+def _is_ours(function: FunctionType) -> bool:
+    """Whether its code is of no other library, such as what all context managers run."""
+    name: str = function.__globals__["__name__"]
+    return name.partition(".")[0] == "gradkit"

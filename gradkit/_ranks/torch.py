@@ -137,9 +137,10 @@ def shard_of(grad: Any) -> tuple[Any, int]:
     replicas = 1
     for length, placement in zip(grad.device_mesh.shape, grad.placements, strict=True):
         if placement.is_partial():
+            whole = ["Replicate()" if p.is_partial() else repr(p) for p in grad.placements]
             raise ValueError(
-                "is a DTensor of partial sums, whose ranks' parts are yet to be added up; call its "
-                ".redistribute(placements=...) with Replicate() or Shard() in place of Partial()"
+                "is a DTensor of partial sums, whose ranks' parts are yet to be added up; take "
+                f"grad.redistribute(placements=[{', '.join(whole)}]) in its place"
             )
         if placement.is_replicate():
             replicas *= length

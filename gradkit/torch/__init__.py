@@ -10,6 +10,7 @@ try:
 except ImportError as error:
     raise ImportError("gradkit.torch needs PyTorch: pip install torch") from error
 
+from gradkit._open.foreign import close_to_dynamo as _close_to_dynamo
 from gradkit.torch import accumulation, clipping, export, modules, norms, statistics
 from gradkit.torch.accumulation import *
 from gradkit.torch.clipping import *
@@ -25,3 +26,6 @@ __all__ += export.__all__
 __all__ += modules.__all__
 __all__ += norms.__all__
 __all__ += statistics.__all__
+
+for _module in (accumulation, clipping, statistics):
+    _close_to_dynamo(map(vars(_module).__getitem__, _module.__all__))

@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 
 from gradkit import _host as host
 from gradkit._arrays.torch import Making, make_all, making_of, seen_on_host
+from gradkit._calls import engines
 from gradkit._threads import workers
 
 Compute: TypeAlias = Callable[..., tuple[Any, ...]]
@@ -81,7 +82,12 @@ def _noted(run: Compute, args: Sequence[Any], written: Sequence[int]) -> Compute
     for k in moved:
         given[k] = given[k].clone()
     made: list[Tensor | None] = []
+    before = engines.latest()
+    engines.ran(None)
     calls = host.code.calls_of(lambda: made.extend(run(*given)))
+    engine = engines.latest()
+    if engine is None:
+        engines.ran(before)
     if len(calls) != 1:
         return None
     name, *arguments = calls[0]
@@ -94,7 +100,7 @@ def _noted(run: Compute, args: Sequence[Any], written: Sequence[int]) -> Compute
     function, arrays = partial(getattr(host.code, name), *arguments[:count]), itemgetter(*found)
     items, device = (*given, *made), given[0].device
     making = [making_of(each, items[: len(given) + k], device) for k, each in enumerate(made)]
-    return _call_of(function, arrays, making, moved)
+    return _call_of(function, arrays, making, moved, engine)
 
 
 def _call_of(
@@ -102,8 +108,12 @@ def _call_of(
     arrays: Callable[[Sequence[Any]], Sequence[Any]],
     making: Sequence[Making],
     moved: Sequence[int],
+    engine: str | None,
 ) -> Compute:
-    """What makes results, and calls a function on those that it picks of arguments and results."""
+    """What makes results, and calls a function on those that it picks of arguments and results.
+
+    ``engine``: what computes, if it is a batch norm.
+    """
 
     def compute(*args: Any) -> tuple[Any, ...]:
         items = [*args]
@@ -111,6 +121,8 @@ def _call_of(
         results = (*items[len(args) :],)
         items.append(None)
         function(*arrays(items))
+        if engine is not None:
+            engines.ran(engine)
         if moved:
             increment_version([args[k] for k in moved])
         return results

@@ -82,6 +82,7 @@ class GradAccumulator:
         """
         found = {k: p.grad.detach() for k, p in enumerate(self._parameters) if p.grad is not None}
         _refuse_shared(found)
+        parts: Any = clipping.local(found)
         for k, grad in found.items():
             if k not in self._sums:
                 self._sums[k] = torch.empty_like(grad, dtype=_wide(grad.dtype))
@@ -89,7 +90,7 @@ class GradAccumulator:
             chosen = [k for k in found if (k not in self._added) == first]
             gradkit.accumulate_grads(
                 clipping.local(self._of(self._sums, chosen)),
-                clipping.local(self._of(found, chosen)),
+                self._of(parts, chosen),
                 overwrite=first,
             )
         for k in found:

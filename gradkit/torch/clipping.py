@@ -24,6 +24,7 @@ from torch import Tensor
 
 import gradkit
 from gradkit._open.foreign import answers, norm_comes
+from gradkit._ranks.parts import named
 from gradkit._ranks.torch import shard_of
 from gradkit.distributed import Group, Names, PlainOfEach, ShardedGrads, from_torch, shards_of
 
@@ -81,7 +82,7 @@ def get_total_norm(
     tensor(5., dtype=torch.float64)
     """
     given = listed(tensors, "tensors")
-    held = spread(given, [*map(_plain, given)])
+    held = spread(given, [*map(_plain, given)], "tensors[{}]")
     return norm_by(gradkit.grad_norm, held, norm_type=norm_type, error=error_if_nonfinite)
 
 
@@ -278,10 +279,14 @@ class Held(NamedTuple):
     group: Group | None
 
 
-def spread(tensors: Sequence[Tensor], grads: Grads) -> Held:
+_GRADIENT = "the gradient of parameters[{}]"
+
+
+def spread(tensors: Sequence[Tensor], grads: Grads, said: str = _GRADIENT) -> Held:
     """Gradients, and the ranks of the mesh that tensors are on: parameters, or the gradients.
 
-    A rank without gradients knows its ranks by its parameters.
+    A rank without gradients knows its ranks by its parameters. ``said``: what an error calls the
+    gradient that has a key.
     """
     sharded = [_is_sharded(tensor) for tensor in tensors]
     if not any(sharded):
@@ -291,7 +296,7 @@ def spread(tensors: Sequence[Tensor], grads: Grads) -> Held:
             "some tensors are DTensors and some are not, which do not say on how many ranks they "
             "lie; pass model.named_parameters(), group and plain to clip_grad_norm_"
         )
-    parts = {k: shard_of(grad) for k, grad in items(grads)}
+    parts = {k: named(shard_of, said.format(k), grad) for k, grad in items(grads)}
     shards = ShardedGrads(
         {k: part for k, (part, _) in parts.items()},
         {k: copies for k, (_, copies) in parts.items()},
@@ -377,5 +382,8 @@ def _is_sharded(tensor: Tensor) -> bool:
 
 def local(grads: Grads) -> Grads:
     """Each gradient's own memory on this rank."""
-    own = {k: shard_of(grad)[0] if _is_sharded(grad) else grad for k, grad in items(grads)}
+    own = {
+        k: named(shard_of, _GRADIENT.format(k), grad)[0] if _is_sharded(grad) else grad
+        for k, grad in items(grads)
+    }
     return own if isinstance(grads, dict) else [*own.values()]

@@ -10,13 +10,14 @@ Names and arguments are those of ``torch.nn.functional``. What differs from it:
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradkit._calls.channels import check_momentum
 from gradkit.torch import _operators
-from gradkit.torch._autograd import recorded, refuse_nested
+from gradkit.torch._autograd import Norm, recorded, refuse_nested
 
 __all__ = [
     "add_layer_norm",
@@ -107,19 +108,21 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Layer norm of ``s = input + residual``, and ``s``, in one pass forward and one backward.
 
-    ``s`` is rounded to the input's dtype before it is normalised, so that the results are those of
-    the addition followed by :func:`layer_norm`. Both results are differentiable.
+    ``s`` is rounded to its dtype before it is normalised, so that the results are those of the
+    addition followed by :func:`layer_norm`. Both results are differentiable.
 
     Parameters
     ----------
     input, residual : Tensor of shape (*rows, *normalized_shape)
-        Of one dtype, which is as in :func:`layer_norm`.
+        Of one dtype, which is as in :func:`layer_norm`; ``residual`` also float32 for 16-bit
+        ``input``, as under ``torch.autocast``, which takes a pass more over ``input`` and ``y``.
     normalized_shape, weight, bias, eps, scale_offset
         As in :func:`layer_norm`.
 
     Returns
     -------
-    y, s : Tensor of the input's shape and dtype, contiguous
+    y, s : Tensor of the input's shape, contiguous
+        ``y`` has the input's dtype, ``s`` that of ``residual``.
 
     Raises
     ------
@@ -138,7 +141,8 @@ def add_layer_norm(
     (tensor([[-1.,  1.]]), tensor([[1., 3.]]))
     """
     axis, scale = _axis(input, normalized_shape), _scale(weight, bias, scale_offset)
-    return _operators.ADD_LAYER_NORM(input, residual, scale, bias, axis, eps, scale_offset)
+    how = scale, bias, axis, eps, scale_offset
+    return _of_sum(_operators.ADD_LAYER_NORM, input, residual, *how)
 
 
 @recorded
@@ -245,19 +249,21 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """RMS norm of ``s = input + residual``, and ``s``, in one pass forward and one backward.
 
-    ``s`` is rounded to the input's dtype before it is normalised, so that the results are those of
-    the addition followed by :func:`rms_norm`. Both results are differentiable.
+    ``s`` is rounded to its dtype before it is normalised, so that the results are those of the
+    addition followed by :func:`rms_norm`. Both results are differentiable.
 
     Parameters
     ----------
     input, residual : Tensor of shape (*rows, *normalized_shape)
-        Of one dtype, which is as in :func:`rms_norm`.
+        Of one dtype, which is as in :func:`rms_norm`; ``residual`` also float32 for 16-bit
+        ``input``, as under ``torch.autocast``, which takes a pass more over ``input`` and ``y``.
     normalized_shape, weight, eps, scale_offset
         As in :func:`rms_norm`.
 
     Returns
     -------
-    y, s : Tensor of the input's shape and dtype, contiguous
+    y, s : Tensor of the input's shape, contiguous
+        ``y`` has the input's dtype, ``s`` that of ``residual``.
 
     Raises
     ------
@@ -277,7 +283,8 @@ def add_rms_norm(
     (tensor([[0.8485, 1.1314]]), tensor([[3., 4.]]))
     """
     axis, floor = _axis(input, normalized_shape), _floor(eps, input)
-    return _operators.ADD_RMS_NORM(input, residual, weight, axis, floor, scale_offset)
+    how = weight, axis, floor, scale_offset
+    return _of_sum(_operators.ADD_RMS_NORM, input, residual, *how)
 
 
 @recorded
@@ -601,6 +608,15 @@ def batch_norm(
                 moved = torch.where(weight == 1, new, torch.lerp(before, new, weight))
                 old.copy_(torch.where(weight == 0, before, moved))
     return y
+
+
+def _of_sum(norm: Norm, input: Tensor, residual: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
+    """The norm of a sum and the sum, which has the residual's dtype, if that is the wider."""
+    wide = getattr(residual, "dtype", None) == torch.float32
+    if not (wide and input.dtype in (torch.float16, torch.bfloat16)):
+        return norm(input, residual, *how)
+    y, s = norm(input.float(), residual, *how)
+    return y.to(input.dtype), s
 
 
 def _axis(input: Tensor, normalized_shape: Sequence[int]) -> int:

@@ -81,6 +81,5 @@ def _named(parameters: Any) -> list[tuple[str, Tensor]]:
 
 def _by_name(named: list[tuple[str, Tensor]]) -> Held:
     grads = gradkit.named_grads_of(named)
-    return spread(
-        [tensor for _, tensor in named], {name: grad.detach() for name, grad in grads.items()}
-    )
+    values = {name: grad.detach() for name, grad in grads.items()}
+    return spread([tensor for _, tensor in named], values, "the gradient of {!r}")

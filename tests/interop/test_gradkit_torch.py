@@ -649,6 +649,36 @@ def test_autocast():
     assert OPERATORS.layer_norm(x.bfloat16(), None, None, -1, 1e-5, 0.0)[1].dtype == torch.float32
 
 
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["AddRMSNorm", "AddLayerNorm"])
+def test_float32_residuals_of_16_bit_blocks(kind, dtype, backend):
+    """Autocast's pair: the sum stays float32, forward and backward, and gives y of 16 bits."""
+    torch._dynamo.reset()
+    norm = getattr(ours, kind)(16, scale_offset=1.0, eps=1e-6)
+    torch.nn.init.normal_(norm.weight)
+    run = torch.compile(norm, backend=backend, fullgraph=True) if backend else norm
+    x, r = random(4, 16, dtype=dtype), random(4, 16, dtype=torch.float32, seed=1)
+    y, s = run(x, r)
+    assert (y.dtype, s.dtype) == (dtype, torch.float32)
+    assert torch.equal(s, x.float() + r)
+    wide = copy.deepcopy(norm).double()
+    xd, rd = (t.detach().double().requires_grad_() for t in (x, r))
+    expected = wide(xd, rd)
+    torch.testing.assert_close(y, expected[0].to(dtype))
+    dy, ds = random(4, 16, dtype=dtype, grad=False, seed=3), random(4, 16, grad=False, seed=4)
+    got = torch.autograd.grad((y, s), (x, r, *norm.parameters()), (dy, ds.float()))
+    given = xd, rd, *wide.parameters()
+    slopes = torch.autograd.grad(expected, given, (dy.double(), ds.float().double()))
+    for found, wanted, like in zip(got, slopes, (x, r, *norm.parameters()), strict=True):
+        assert found.dtype == like.dtype
+        torch.testing.assert_close(
+            found, wanted.to(like.dtype), rtol=2e-2 * (like is x) + 1e-5, atol=1e-5
+        )
+    with pytest.raises(TypeError, match="residual has dtype"):
+        norm(x.float(), r.to(dtype))
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_autocast_of_images(training):
     """bfloat16 data between float32 parameters and running statistics."""

@@ -398,6 +398,38 @@ def test_sums_of_dtensors(mesh):
     torch.testing.assert_close(given[0].grad.full_tensor(), torch.tensor([0.6, 0.0]))
 
 
+def test_partial_sums_are_refused_by_name_with_the_line_that_adds_them_up(mesh):
+    """In every function; what the line makes is taken."""
+    from torch.distributed.tensor import DTensor, Partial, Shard
+
+    frozen, given = _sharded(mesh, torch.ones(2), torch.ones(2))
+    frozen.grad = None
+    placements = Partial(), Shard(0)
+    given.grad = grad = DTensor.from_local(torch.tensor([3.0, 4.0]), mesh, placements)
+    accumulator = ours.GradAccumulator([frozen, given])
+    calls = {
+        r"parameters\[1\]": (
+            lambda: ours.clip_grad_value_([frozen, given], 1.0),
+            lambda: ours.clip_grad_norm_([frozen, given], 1.0),
+            lambda: ours.clip_grads_with_norm_([frozen, given], 1.0, torch.tensor(5.0)),
+            accumulator.add,
+        ),
+        r"'w'": (lambda: ours.grad_stats([("w", given)]),),
+    }
+    line = r"grad\.redistribute\(placements=\[Replicate\(\), Shard\(dim=0\)\]\)"
+    partial = rf"is a DTensor of partial sums.*{line}"
+    for name, functions in calls.items():
+        for call in functions:
+            with pytest.raises(ValueError, match=f"^the gradient of {name} {partial}"):
+                call()
+    with pytest.raises(ValueError, match=rf"^tensors\[0\] {partial}"):
+        ours.get_total_norm([grad])
+    namespace = vars(framework("torch.distributed.tensor")) | {"grad": grad}
+    given.grad = eval(line.replace("\\", ""), namespace)
+    accumulator.add()
+    assert accumulator.finish(1.0).item() == 5
+
+
 def test_dtensors_that_no_one_group_spans(mesh):
     (on_two,) = _sharded(mesh, torch.ones(2))
     on_one, on_other = (_sharded(mesh[name], torch.ones(2))[0] for name in mesh.mesh_dim_names)

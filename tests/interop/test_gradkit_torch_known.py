@@ -4,6 +4,7 @@ import pytest
 
 import gradkit
 from gradkit import _host as host
+from gradkit._calls import engines
 
 from .libraries import framework
 
@@ -148,6 +149,19 @@ def test_numpy_computes_for_those_who_ask(calls):
     with gradkit.use_cpu_backend("numpy"):
         torch.testing.assert_close(norm(), torch.nn.functional.layer_norm(X, ROW, W, B))
     assert calls == ["LayerNorm"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_known_calls_of_batch_norms_say_what_ran(name):
+    """Others leave the engine of the last batch norm as it was."""
+    for _ in range(3):
+        engines.ran(None)
+        both_passes(*CASES[name])
+        assert gradkit.last_engine() == ("native" if "batch" in name else None)
+    engines.ran("cudnn")
+    layout = random(3, *SHAPE[1:])
+    ours.rms_norm(layout, ROW), ours.rms_norm(layout, ROW)
+    assert gradkit.last_engine() == "cudnn"
 
 
 @pytest.mark.usefixtures("calls")
