@@ -64,7 +64,8 @@ def accumulate_grad(
     do_update : bool, or 0-d or 1-element bool array
         Whether to add. An array on the device is read there.
     scale : float, optional
-        Factor for ``grad``, such as ``1 / micro_batches``; finite.
+        Factor for ``grad``, such as ``1 / micro_batches``; finite. With 0 the buffer keeps every
+        bit, as in :func:`accumulate_grads`.
     casting : {"safe", "same_kind"}
         "same_kind" also accepts gradients of a wider dtype, and rounds the sum.
     compensation : array like the buffer, optional
@@ -189,6 +190,9 @@ def accumulate_grads(
     scale : float, or 0-d floating-point array
         Factor for the gradients, such as ``1 / micro_batches``; finite. An array on the
         buffers' device is read there; one that is not finite is multiplied by, and makes 0 NaN.
+        Gradients whose scale is 0 have no weight and are left out, whatever they hold: NaN is what
+        a micro-batch gives that has no token to average over. Buffers and ``compensation`` keep
+        every bit then, or become +0 with ``overwrite``.
     overwrite : bool, or 0-d or 1-element bool array
         Whether the gradients replace what the buffers held, NaN included. An array on the
         device is read there.

@@ -1,7 +1,7 @@
 // buffers += scale * grads, or buffers = scale * grads, rounded up or down by random bits.
 //
 // Sources are gradients (dtype -DGRAD), targets 16-bit buffers (-DBUFFER), which may be the gradients
-// themselves. Products and sums are rounded to double, then by random_rounding.cuh. The third array
+// themselves, and are not read with a scale of 0. Products and sums are rounded to double, then by random_rounding.cuh. The third array
 // is none in memory: its addresses are the counters that the random bits of elements come from.
 // Flags, scale and seed are read on the device. Deterministic: elements are independent.
 //
@@ -17,7 +17,7 @@ struct AccumulateAtRandom : ThreeOp<1, false> {
     u64 key;
     template <typename S, typename T, int N>
     __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T* buffer) {
-        held.source = load<N>(grad);
+        held.source = load_unless_zero<N>(scale, grad);
         held.target = load_unless<N>(fresh, buffer);
     }
     template <typename S, typename T, int N>
@@ -42,9 +42,11 @@ accumulate_at_random(const __grid_constant__ TensorList list, const unsigned cha
                      const u64* seed, u64 seed_number) {
     if (!flag_of(do_update, updates)) return;
     AccumulateAtRandom op;
-    op.scale = number_of(scale, number);
+    const double by = number_of(scale, number);
+    op.scale = by == 0 ? 0 : by;  // a product of +0 with it is what is left out
     op.fresh = flag_of(overwrite, overwrites);
     op.key = mixed(seed ? load<1>(seed).at(0) : seed_number);
+    if (op.scale == 0 && !op.fresh) return;
     for (u32 chunk = first_warp(); chunk < chunks_of_three(list); chunk += warps_in_grid())
         walk_three<GRAD, BUFFER>(list, chunk, op);
 }

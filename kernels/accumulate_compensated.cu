@@ -4,7 +4,7 @@
 // themselves; the third arrays, `rests`, are of the buffers' dtype and written too. With
 // change = rest + scale * grad, sum = buffer + change: buffer = sum rounded, rest = sum - buffer
 // rounded, or 0 if the buffer is not finite. All in double, by Knuth's two-sum, and with the bits of
-// the CPU backends. To overwrite, both were -0. Flags and scale are read on the device.
+// the CPU backends. To overwrite, both were -0. With a scale of 0 sources are not read. Flags and scale are read on the device.
 // Deterministic: elements are independent.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
@@ -17,7 +17,7 @@ struct Compensate : ThreeOp<sizeof(BUFFER), true> {
     bool fresh;
     template <typename S, typename T, int N>
     __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T* buffer) {
-        held.source = load<N>(grad);
+        held.source = load_unless_zero<N>(scale, grad);
         held.target = load_unless<N>(fresh, buffer);
     }
     template <int N, typename T> __device__ __forceinline__ Raw<T, N> rest_of(const T* buffer) const {
@@ -64,8 +64,10 @@ accumulate_compensated(const __grid_constant__ TensorList list, const unsigned c
                        const unsigned char* overwrite, u32 overwrites, const double* scale, double number) {
     if (!flag_of(do_update, updates)) return;
     Compensate op;
-    op.scale = number_of(scale, number);
+    const double by = number_of(scale, number);
+    op.scale = by == 0 ? 0 : by;  // a product of +0 with it is what is left out
     op.fresh = flag_of(overwrite, overwrites);
+    if (op.scale == 0 && !op.fresh) return;
     for (u32 chunk = first_warp(); chunk < chunks_of_three(list); chunk += warps_in_grid())
         walk_three<GRAD, BUFFER>(list, chunk, op);
 }

@@ -2,7 +2,7 @@
 //
 // Sources are gradients (dtype -DGRAD), targets buffers (-DBUFFER), which may be the
 // gradients themselves. Results are those of accumulate.cu; a product without a sum is rounded once
-// from double. -DNORM=1: also writes a Part of the 2-norm of the resulting buffers, for the chunks
+// from double. With a scale of 0 sources are not read: targets stay, or become +0. -DNORM=1: also writes a Part of the 2-norm of the resulting buffers, for the chunks
 // that a block processes at once; it has the same bits as norm_partials of norm.cu if sources and
 // targets are contiguous and aligned together. Flags and scale are read on the device.
 // Deterministic.
@@ -17,7 +17,13 @@
 #endif
 
 // What becomes of a buffer. SET adds to -0, which is the product itself.
-enum Change { ADD, SET, COPY, KEEP };
+enum Change { ADD, SET, COPY, KEEP, CLEAR };
+
+// A scale of 0 leaves gradients out: they are not read.
+__device__ __forceinline__ Change change_of(bool updates, bool fresh, double by) {
+    if (!updates || (by == 0 && !fresh)) return KEEP;
+    return by == 0 ? CLEAR : !fresh ? ADD : by == 1 ? COPY : SET;
+}
 
 struct Accumulate : Add {
     Change change;
@@ -29,7 +35,7 @@ struct Accumulate : Add {
 #endif
     template <typename S, typename T, int N>
     __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T* buffer) {
-        if (change != KEEP) held.source = load<N>(grad);
+        if (change != KEEP && change != CLEAR) held.source = load<N>(grad);
         if (change == ADD || change == KEEP) {
             held.target = load<N>(buffer);
         } else {
@@ -41,7 +47,7 @@ struct Accumulate : Add {
     template <typename S, typename T, int N>
     __device__ __forceinline__ Raw<T, N> put(const Held<S, T, N>& held, T* buffer) {
         if (change == KEEP) return held.target;
-        const Raw<T, N> result = change == COPY ? converted(held) : result_of(held);
+        const Raw<T, N> result = change == CLEAR ? Raw<T, N>{} : change == COPY ? converted(held) : result_of(held);
         write<N>(buffer, result);
         return result;
     }
@@ -78,8 +84,7 @@ accumulate_grads(const __grid_constant__ TensorList list, const unsigned char* d
                  const unsigned char* overwrite, u32 overwrites, const double* scale, double number,
                  double* partials) {
     const double by = number_of(scale, number);
-    const bool fresh = flag_of(overwrite, overwrites);
-    const Change change = !flag_of(do_update, updates) ? KEEP : !fresh ? ADD : by == 1 ? COPY : SET;
+    const Change change = change_of(flag_of(do_update, updates), flag_of(overwrite, overwrites), by);
     const auto take = [&](Accumulate& op, u32 chunk) {
         walk_chunk<GRAD, BUFFER>(list, list.at[tensor_of(list, chunk)], chunk, op);
     };

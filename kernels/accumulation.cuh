@@ -20,6 +20,11 @@ template <int N, typename T> __device__ __forceinline__ Raw<T, N> load_unless(bo
     return nothing;
 }
 
+// N elements of a gradient, or +0 if it has no weight, so that it is left out whatever it holds.
+template <int N, typename S> __device__ __forceinline__ Raw<S, N> load_unless_zero(double scale, const S* from) {
+    return scale == 0 ? Raw<S, N>{} : load<N>(from);
+}
+
 // If the types agree, every bit is kept.
 template <typename S, typename T> struct Convert {
     __device__ static __forceinline__ T apply(S x) {

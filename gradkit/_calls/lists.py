@@ -318,6 +318,9 @@ class ClipUnits(ListCall):
 class AccumulateGrads(ListCall):
     """If ``do_update``, each ``buffer += scale * grad``, or ``= scale * grad`` to overwrite.
 
+    With a scale of 0 gradients have no weight, and are not read for it: buffers and compensation
+    keep every bit, or are +0 to overwrite.
+
     ``norm`` becomes the 2-norm of the buffers after that, with the bits of ``GradNorm``, and
     ``grad_norm`` that of the gradients as they arrive, without ``scale``.
 
@@ -397,7 +400,8 @@ class ClipCoefficient(Call):
 class AccumulateGrad(Call):
     """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64.
 
-    With a ``compensation`` it is ``AccumulateGrads`` of one pair.
+    A scale of 0 leaves the buffer as it is. With a ``compensation`` it is ``AccumulateGrads`` of
+    one pair.
     """
 
     buffer: InOut[Data] = in_place("compute buffer + grad", may_be=("grad",))

@@ -97,7 +97,7 @@ class Lists(OnDevice):
 
     def accumulate_grad(self, call: records.AccumulateGrad) -> None:
         """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
-        if call.do_update is False:
+        if call.do_update is False or call.scale == 0:
             return
         flag = None if call.do_update is True else call.do_update
         factor = np.float64(1 if call.scale is None else call.scale)

@@ -4,10 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, GradNorm
+from gradkit._calls.lists import (
+    AccumulateGrad,
+    AccumulateGrads,
+    AccumulateGradV2,
+    GradNorm,
+    ZeroGrad,
+)
 from gradkit._numpy.at_random import key_of, random_bits, rounded_at_random
 from gradkit._numpy.blocks import BLOCK, Array, blocks, part
-from gradkit._numpy.lists import grad_norm
+from gradkit._numpy.lists import grad_norm, zero_grad
 from gradkit._numpy.writes import side_by_side, store, whole
 
 __all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads"]
@@ -15,7 +21,7 @@ __all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads"]
 
 def accumulate_grad(call: AccumulateGrad) -> None:
     """``buffer += scale * grad`` (broadcast) if ``do_update``."""
-    if call.do_update:
+    if call.do_update and call.scale != 0:
         scale = 1.0 if call.scale is None else call.scale
         grad = np.broadcast_to(call.grad, call.buffer.shape)
         _accumulate([call.buffer], [grad], scale, overwrite=False)
@@ -31,7 +37,10 @@ def accumulate_grads(call: AccumulateGrads) -> None:
     """Each ``buffer += scale * grad``, or ``= scale * grad``; then the norm of the buffers."""
     if call.grad_norm is not None:
         grad_norm(GradNorm(grads=call.grads, norm_type=2.0, norm=call.grad_norm))
-    if call.do_update and call.compensation is not None:
+    if call.do_update and float(call.scale) == 0:
+        if call.overwrite:
+            zero_grad(ZeroGrad(grads=[*call.buffers, *(call.compensation or ())]))
+    elif call.do_update and call.compensation is not None:
         _compensate(call, call.compensation, float(call.scale), overwrite=bool(call.overwrite))
     elif call.do_update and call.seed is not None:
         _accumulate_at_random(call, key_of(call.seed))

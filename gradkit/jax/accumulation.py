@@ -77,7 +77,7 @@ def accumulate_grads(
         Each of its buffer's shape, and of the buffer's dtype or one that it holds exactly:
         float16 and bfloat16 into float32, any into float64.
     scale : float, or 0-d floating-point array
-        Factor for the gradients; finite.
+        Factor for the gradients; finite. With 0 they are left out, whatever they hold.
     overwrite : bool, or 0-d bool array
         Whether the gradients replace what the buffers held, NaN included.
     do_update : bool, or 0-d bool array

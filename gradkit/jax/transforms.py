@@ -202,7 +202,8 @@ def accumulate(
 
     In between, updates are zeros. Sums are float32 for float16 and bfloat16 gradients.
     ``update`` takes ``weight``, which is 1 by default: with the number of tokens of each
-    micro-batch, and each one's loss the mean over its tokens, the mean is that over all tokens.
+    micro-batch, and each one's loss the mean over its tokens, the mean is that over all tokens. A
+    micro-batch of weight 0 is left out, also if its gradients are NaN, the mean over no tokens.
 
     Parameters
     ----------

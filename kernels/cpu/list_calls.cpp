@@ -498,8 +498,17 @@ void zero(const List& list, const ListSetting& setting) {
     });
 }
 
+// Buffers as gradients without weight leave them: as they are, or overwritten with zeros.
+static void leave_out(Dtype dtype, char* buffer, i64 count, bool overwrite) {
+    if (overwrite) std::memset(buffer, 0, count * bytes_of(dtype));
+}
+
 void compensate(const List& list, const ListSetting& setting, double scale, bool overwrite) {
     Pieces(list, setting).each<0, 2>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+        if (scale == 0) {
+            for (const int side : {0, 2}) leave_out(dtypes[0], at[side], count, overwrite);
+            return;
+        }
         double terms[TERMS];
         for (i64 j = 0; j < count; j += TERMS) {
             const i64 some = at_most(TERMS, count - j), own = j * bytes_of(dtypes[0]);
@@ -532,6 +541,7 @@ void accumulate_at_random(
     Pieces pieces(list, setting);
     pieces.each<0>([&](i64 k, const Dtype* dtypes, char** at, i64 count) {
         const Pieces::Piece& piece = pieces.pieces()[k];
+        if (scale == 0) return leave_out(dtypes[0], at[0], count, overwrite);
         const uint64_t first = from.offsets[piece.entry] + static_cast<uint64_t>(piece.begin);
         double terms[TERMS];
         for (i64 j = 0; j < count; j += TERMS) {
@@ -557,6 +567,7 @@ static void add_scaled(
     bool overwrite
 ) {
     const Dtype into = dtypes[0], addend = dtypes[1];
+    if (scale == 0) return leave_out(into, at[0], count, overwrite);
     if (into == addend && overwrite && scale == 1) {
         std::memmove(at[0], at[1], count * bytes_of(into));
         return;

@@ -88,6 +88,7 @@ void scale(const List& list, const ListSetting& setting, double factor);
 void scale_each(const List& list, const ListSetting& setting);  // by those of the third side
 void clamp(const List& list, const ListSetting& setting, double limit);
 void zero(const List& list, const ListSetting& setting);
+// With a scale of 0 the second side has no weight: the others stay as they are, or become zeros.
 // `squares`: what is summed up for the norms of both sides, unless null: of the first when it is
 // written, of the second before. In the order of `part_of_all`, unless `has_gaps`.
 void accumulate(

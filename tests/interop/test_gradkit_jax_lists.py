@@ -694,6 +694,48 @@ def test_numpys_float64_without_jit():
     assert clipped.dtype == summed.dtype == jnp.zeros(()).dtype
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("way", ["nearest", "stochastic", "compensated"])
+def test_what_has_no_weight_is_left_out(way, overwrite, jitted):
+    """By XLA's own call of compiled code too; a scale may be a number or an array."""
+    dtype = jnp.bfloat16 if way == "stochastic" else jnp.float32
+    held = [jnp.array([1.5, -0.0, jnp.nan], dtype), jnp.array([2.0], dtype)]
+    kept = jax.tree.map(jnp.ones_like, held)
+    grads = jax.tree.map(lambda g: jnp.full_like(g, jnp.nan), held)
+
+    def add(buffers, rests, scale):
+        options = {"scale": scale, "overwrite": overwrite}
+        if way == "compensated":
+            function = gradkit.jax.accumulate_grads_compensated
+            return function(buffers, rests, grads, **options)
+        return gradkit.jax.accumulate_grads(buffers, grads, rounding=way, **options), rests
+
+    for scale in (0.0, jnp.float32(-0.0)):
+        made = (jax.jit(add) if jitted else add)(held, kept, scale)
+        sums, rests = made
+        wanted = jax.tree.map(jnp.zeros_like, held) if overwrite else held
+        cleared = overwrite and way == "compensated"
+        left = jax.tree.map(jnp.zeros_like, kept) if cleared else kept
+        for found, expected in zip([*sums, *rests], [*wanted, *left], strict=True):
+            assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_an_empty_micro_batch_is_left_out(empty):
+    """Its gradients are the mean over no tokens; a step of nothing else has none."""
+    optimizer = transforms.accumulate(optax.sgd(-1.0), every=3)
+    params = jnp.zeros(1)
+    state = optimizer.init(params)
+    batches = [(3, 2.0), (1, 6.0)]
+    batches.insert(empty, (0, np.nan))
+    for weights, mean in (([0, 0, 0], 0.0), ([tokens for tokens, _ in batches], 3.0)):
+        for weight, (tokens, grad) in zip(weights, batches, strict=True):
+            value = grad if weight or not tokens else np.nan
+            updates, state = optimizer.update(jnp.array([value]), state, params, weight=weight)
+        assert float(updates[0]) == mean
+
+
 def test_a_limit_of_nan_without_eps_is_no_division_by_zero():
     def clip(grad, limit):
         return gradkit.jax.clip_by_global_norm(grad, limit, eps=0.0, axis_name="i")[0]

@@ -240,3 +240,68 @@ def test_the_norm_of_what_arrives(backend):
     grads = [backend.asarray(h) for h in hosts]
     with pytest.raises(ValueError, match="grad_norm_out shares memory with norm_out"):
         gradkit.accumulate_grads(buffers, grads, norm_out=norm, grad_norm_out=norm)
+
+
+# Gradients without weight, such as those of a micro-batch of which no token counts: 0/0
+
+WAYS = {
+    "nearest": {},
+    "norms": {"norm_out": None, "grad_norm_out": None},
+    "compensated": {"compensation": None},
+    "stochastic": {"rounding": "stochastic", "seed": 3},
+}
+
+
+@pytest.mark.guarantee("No weight")
+@pytest.mark.parametrize("where", ["number", "array"])
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_what_has_no_weight_is_left_out(backend, dtype, way, overwrite, where):
+    """Whatever it holds; the buffers keep every bit, or are +0. Norms are of what they say."""
+    if way == "stochastic" and "16" not in dtype:
+        return
+    kind, options = DTYPES[dtype], dict(WAYS[way])
+    odd = np.array([1.5, -0.0, np.nan, np.inf, -3.0], kind)
+    held = [np.resize(odd, 37), np.resize(odd[[0, 1, 4]], (4, 9))[:, ::2]]
+    buffers, kept = ([backend.asarray(h) for h in held] for _ in range(2))
+    before = [backend.memory(b) for b in (*buffers, *kept)]
+    grads = [
+        backend.asarray(np.full(h.shape, bad, kind))
+        for h, bad in zip(held, (np.nan, np.inf), strict=True)
+    ]
+    if "compensation" in options:
+        options["compensation"] = kept
+    for label in ("norm_out", "grad_norm_out"):
+        if label in options:
+            options[label] = on_device(backend, 7.0)
+    for zero in (0.0, -0.0):
+        scale = on_device(backend, zero) if where == "array" else zero
+        gradkit.accumulate_grads(buffers, grads, scale=scale, overwrite=overwrite, **options)
+    if not overwrite:
+        assert [backend.memory(b) for b in (*buffers, *kept)] == before
+    else:
+        for array in [*buffers, *(kept if way == "compensated" else [])]:
+            assert not backend.asnumpy(array).tobytes().strip(b"\0")
+    if way == "norms":
+        assert_same_bits(backend.asnumpy(options["norm_out"]), norm_of(backend, buffers))
+        assert np.isnan(backend.asnumpy(options["grad_norm_out"]))
+
+
+def test_a_single_gradient_without_weight_is_left_out(backend):
+    for scale in (0, -0.0):
+        buffer, kept = backend.asarray(np.float32([1.5, -0.0])), backend.asarray(np.zeros(2, "f4"))
+        grad = backend.asarray(np.float32([np.nan]))
+        before = backend.memory(buffer)
+        gradkit.accumulate_grad(buffer, grad, scale=scale)
+        gradkit.accumulate_grad(buffer, grad, scale=scale, compensation=kept)
+        assert backend.memory(buffer) == before
+        assert not backend.asnumpy(kept).any()
+
+
+def test_a_weighted_mean_without_an_empty_micro_batch(backend):
+    batches, buffer = ((0, np.nan), (3, 2.0), (1, 6.0)), [backend.asarray(np.full(1, np.nan))]
+    for k, (tokens, grad) in enumerate(batches):
+        grads = [backend.asarray(np.array([grad]))]
+        gradkit.accumulate_grads(buffer, grads, scale=tokens / 4, overwrite=k == 0)
+    assert backend.asnumpy(buffer[0]).tolist() == [3.0]
