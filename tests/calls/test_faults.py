@@ -29,7 +29,7 @@ from tests.backends import BACKENDS, has_gpu
 from tests.bad_input.arguments import Factory, good
 from tests.devices.emulated import on_device
 from tests.operations import OPERATIONS
-from tests.tolerances import assert_same_bits
+from tests.tolerances import DTYPES, assert_same_bits
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = str(Path(gradkit.__file__).parent)
@@ -174,6 +174,44 @@ def test_a_clip_of_some_is_interrupted_before_all_or_after(backend):
         return a, good("clip_grad_norm", a) | {"clip": [True, False], "scale": 0.5}
 
     lines, wrote = interrupted_everywhere(make_arguments, "clip_grad_norm")
+    assert 0 < wrote < lines
+
+
+# Rare ways to write in place, which other code takes.
+RARE = {
+    "compensated": lambda a: {"compensation": [a(np.zeros(3, "f4")), a(np.zeros(5, "f4"))]},
+    "overwritten": lambda a: {"overwrite": True},  # noqa: ARG005
+    "rounded at random": lambda a: {"rounding": "stochastic"},  # noqa: ARG005
+}
+
+
+@pytest.mark.guarantee("Ctrl-C")
+@pytest.mark.parametrize("which", RARE)
+@pytest.mark.usefixtures("alike")
+def test_rare_sums_are_interrupted_before_all_or_after(backend, which):
+    """In one buffer with gaps too, which compiled code rounds at random in a copy."""
+
+    def make_arguments():
+        a = Factory(backend)
+        dtype = DTYPES["bfloat16" if which == "rounded at random" else "float32"]
+        buffers = [a(np.arange(1, 7).astype(dtype))[::2], a(np.arange(1, 6).astype(dtype))]
+        grads = [a(np.full(n, 0.3, dtype)) for n in (3, 5)]
+        return a, {"buffers": buffers, "grads": grads, "scale": 0.7, **RARE[which](a)}
+
+    lines, wrote = interrupted_everywhere(make_arguments, "accumulate_grads")
+    assert 0 < wrote < lines
+
+
+@pytest.mark.guarantee("Ctrl-C")
+def test_a_step_with_masks_is_kept_whole():
+    """Compiled code has no dtype of one byte, and leaves those to NumPy."""
+
+    def make_arguments():
+        a = Factory(BACKENDS[0])
+        old, new = ([a(np.full(3, k, t)) for t in ("?", "f4", "i1", "f8")] for k in (0, 1))
+        return a, {"verdict": True, "old": old, "new": new}
+
+    lines, wrote = interrupted_everywhere(make_arguments, "keep_if")
     assert 0 < wrote < lines
 
 

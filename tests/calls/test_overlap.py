@@ -15,6 +15,7 @@ from gradkit import _host
 from gradkit._backend import Spans
 from gradkit._calls.lists import AccumulateGradV2
 from gradkit._open import memory
+from tests.tolerances import assert_all_same_bits
 
 HOST = SimpleNamespace(address=lambda array: array.ctypes.data)
 DEVICE = SimpleNamespace(address=lambda array: array.data.ptr)
@@ -238,21 +239,72 @@ def test_no_arrays_lie_apart():
     assert gradkit.per_tensor_norms(None, out=(None,)) is None
 
 
-@pytest.mark.parametrize(
-    "out",
-    [
-        pytest.param(lambda memory: memory[:16].reshape(4, 4).T, id="equal address, other strides"),
-        pytest.param(lambda memory: memory[15:31].reshape(4, 4), id="the last element alone"),
-    ],
-)
-def test_edges_of_overlap_are_refused_and_nothing_is_written(out):
-    memory = np.arange(40.0)
-    dy, before = memory[:16].reshape(4, 4), memory.copy()
+# Where `dy` and `dx` lie in one memory.
+SHARED = {
+    "equal addresses, other strides": (np.s_[:16], np.s_[:16], "T"),
+    "equal addresses, other order": (np.s_[:16], np.s_[15::-1], "C"),
+    "the last element alone": (np.s_[:16], np.s_[15:31], "C"),
+    "the first of reversed ones": (np.s_[16:32], np.s_[16:0:-1], "C"),
+    "the last of strided ones": (np.s_[:48:3], np.s_[45:61], "C"),
+    "one of two that interleave": (np.s_[:32:2], np.s_[30:78:3], "C"),
+}
+APART = {
+    "after the last element": (np.s_[:16], np.s_[16:32], "T"),
+    "before the first": (np.s_[16:32], np.s_[15::-1], "C"),
+    "after the last of strided ones": (np.s_[:48:3], np.s_[46:62], "C"),
+    "between strided ones": (np.s_[:32:2], np.s_[1:33:2], "T"),
+}
+
+
+def in_one_memory(places):
+    """The memory, ``dy`` and ``dx`` in it, and the other arguments of a gradient."""
+    memory = np.arange(100.0)
+    dy, dx, order = places
+    views = memory[dy].reshape(4, 4), memory[dx].reshape(4, 4)
     x = np.random.default_rng(0).normal(size=(4, 4))
     _, mean, inv_std = gradkit.layer_norm(x)
+    return memory, views[0], views[1].T if order == "T" else views[1], (x, None, mean, inv_std)
+
+
+@pytest.mark.parametrize("places", SHARED.values(), ids=SHARED)
+def test_edges_of_overlap_are_refused_and_nothing_is_written(places):
+    memory, dy, dx, saved = in_one_memory(places)
+    before = memory.copy()
     with pytest.raises(ValueError, match="memory"):
-        gradkit.layer_norm_grad(dy, x, None, mean, inv_std, out=(out(memory), None, None))
+        gradkit.layer_norm_grad(dy, *saved, out=(dx, None, None))
     np.testing.assert_array_equal(memory, before)
+
+
+@pytest.mark.parametrize("places", APART.values(), ids=APART)
+def test_what_lies_just_beside_an_argument_is_written(places):
+    _, dy, dx, saved = in_one_memory(places)
+    kept = dy.copy()
+    gradkit.layer_norm_grad(dy, *saved, out=(dx, None, None))
+    np.testing.assert_array_equal(dy, kept)
+    np.testing.assert_array_equal(dx, gradkit.layer_norm_grad(kept, *saved)[0])
+
+
+@pytest.mark.usefixtures("code")
+@pytest.mark.parametrize("turn", range(2))  # of which the second finds a plan
+def test_results_that_share_memory_with_each_other_or_with_what_is_moved(turn):  # noqa: ARG001
+    x, memory, ones = np.random.default_rng(0).normal(size=(6, 4)), np.arange(80.0), np.ones(4)
+    running = {"running_mean": memory[:4], "running_var": memory[4:8]}
+    y, before = memory[8:32].reshape(6, 4), memory.copy()
+    for out in (
+        (y, memory[31:35], None),
+        (y, memory[40:44], memory[43:47]),
+        (y, memory[40:44], memory[43:39:-1]),
+        (y, memory[:4], None),
+        (y, None, memory[7:11]),
+        (memory[7:31].reshape(6, 4), None, None),
+    ):
+        with pytest.raises(ValueError, match="memory"):
+            gradkit.batch_norm(x, ones, ones, **running, out=out)
+        np.testing.assert_array_equal(memory, before)
+    own = {name: array.copy() for name, array in running.items()}
+    expected = gradkit.batch_norm(x, ones, ones, **own)
+    found = gradkit.batch_norm(x, ones, ones, **running, out=(y, memory[32:36], memory[36:40]))
+    assert_all_same_bits((*found, *running.values()), (*expected, *own.values()))
 
 
 @given(views())
@@ -315,13 +367,37 @@ def test_windows_that_share_a_part_of_an_element_overlap():
         gradkit.scale_grads([shifted], 2.0)
 
 
-@pytest.mark.skipif(COMPILED is None, reason="nothing is compiled")
-def test_a_short_range_inside_a_long_one_hides_no_end():
-    room = np.zeros(100)
-    long, short, written = room[:80], room[8:16], room[40:48]
-    assert not COMPILED.apart([written], [long, short])
-    assert COMPILED.apart([room[80:]], [long, short])
-    assert fits([written, np.zeros(80)], [short, long], may_be=False) == -1
+@pytest.mark.usefixtures("code")
+def test_ranges_that_are_nested_touch_are_equal_or_interleave():
+    """All there are of three in seven places, of which each is written, and the others are read."""
+    places = [ROOM.view(np.float64)[low:high] for low, high in itertools.combinations(range(7), 2)]
+    pairs = itertools.product(places, repeat=2)
+    met = {(id(a), id(b)): np.may_share_memory(a, b) for a, b in pairs}
+    on_device = {id(a): OnDevice(a) for a in places}
+    for own, *others in itertools.product(places, repeat=3):
+        expected = [(0, k) for k, other in enumerate(others) if met[id(own), id(other)]]
+        assert sorted(memory.meetings(HOST, [own], others)) == expected
+        seen, *more = (on_device[id(array)] for array in (own, *others))
+        assert sorted(memory.meetings(DEVICE, [seen], more)) == expected
+        assert not (expected and memory.whole_and_apart(DEVICE, [seen], more))
+        if _host.code is None:
+            continue
+        assert memory.plainly_apart([own], others) == (not expected)
+        partners = [np.empty_like(own), *map(np.empty_like, others)]
+        found = fits([own, *partners[1:]], [partners[0], *others], may_be=False)
+        assert (found == -1) == bool(expected)
+
+
+def test_what_lies_apart_on_a_device_is_found_to():
+    """But for what is read twice, or begins where another does, on which a no may be wrong."""
+    cut = [OnDevice(ROOM[low : low + 3]) for low in range(0, 15, 3)]
+    for written in itertools.permutations(cut, 2):
+        read = [each for each in cut if each not in written]
+        assert memory.whole_and_apart(DEVICE, written, read)
+        assert memory.lie_apart(DEVICE, [*written, *read])
+        for wide in (ROOM[1:5], ROOM[:15], ROOM[2:4], ROOM[14:20]):
+            assert not memory.whole_and_apart(DEVICE, [OnDevice(wide)], cut)
+            assert not memory.lie_apart(DEVICE, [OnDevice(wide), *cut])
 
 
 @pytest.mark.skipif(COMPILED is None, reason="nothing is compiled")

@@ -38,6 +38,43 @@ def test_large_results_of_images_shorter_than_a_vector(space):
     assert_same_bits(y[-2:], gradkit.group_norm(x[-2:], 4, scale)[0])
 
 
+@pytest.mark.parametrize("groups", [None, 2, 5000])  # a batch norm, wide groups and small ones
+@pytest.mark.parametrize("shape", [(3, 40_000), (2, 40_000, 3)], ids=str)
+def test_slices_of_many_channels_read_and_write_any_strides(shape, groups):
+    """Of every parameter, statistic and sum, each of which has strides of its own."""
+    rng, channels = np.random.default_rng(0), shape[1]
+    x, dy = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+
+    def found(*steps):
+        turn = iter(steps)
+
+        def lay(values):
+            step = next(turn)
+            room = np.full((*values.shape[:-1], values.shape[-1] * abs(step)), np.float32(7))
+            view = room[..., ::step]
+            view[...] = values
+            return view
+
+        scale, bias, *known = (
+            lay(np.linspace(low, low + 1, channels, dtype="f4")) for low in (1, -1, 0, 2, 3, 4)
+        )
+        if groups:
+            small = np.zeros((shape[0], groups), "f4")
+            saved, sums = [lay(small), lay(small + 1)], [lay(known[0]), lay(known[1])]
+            y, *_ = gradkit.group_norm(x, groups, scale, bias, out=(None, *saved))
+            dx, *_ = gradkit.group_norm_grad(dy, x, scale, *saved, out=(None, *sums))
+            return [y, *saved, dx, *sums]
+        moved, saved, sums = known[:2], known[2:], [lay(known[0] * 0), lay(known[0] * 0)]
+        running = dict(zip(("running_mean", "running_var"), moved, strict=True))
+        y, *_ = gradkit.batch_norm(x, scale, bias, **running, out=(None, *saved))
+        same = gradkit.batch_norm_inference(x, scale, bias, *moved)
+        dx, *_ = gradkit.batch_norm_grad(dy, x, scale, *saved, out=(None, *sums))
+        constant = gradkit.batch_norm_inference_grad(dy, x, scale, *moved)
+        return [y, *moved, *saved, same, dx, *sums, *constant]
+
+    assert_all_same_bits(found(2, 3, -1, 2, -3, 4, -2, 3, 5, -4), found(*[1] * 10))
+
+
 def test_wide_groups_behind_an_axis_of_one():
     x = np.random.default_rng(0).standard_normal((3, 33_002))
     expected = gradkit.group_norm(x, 2)

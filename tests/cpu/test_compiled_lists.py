@@ -389,6 +389,16 @@ def test_threads_gather_gaps_and_units_into_memory_of_their_own(name):
         assert_all_same_bits(each, found[1, 0])
 
 
+def test_no_item_is_taken_by_two_threads_or_by_none():
+    """One that is taken twice is added twice; threads whose share has ended take the others'."""
+    gradkit.set_num_threads(64)
+    one, buffers = np.ones(32, np.float32), np.zeros((8192, 32), np.float32)
+    written, grads = list(buffers), [one] * len(buffers)
+    for turn in range(1, 101):
+        gradkit.accumulate_grads(written, grads)
+        assert (buffers == turn).all()
+
+
 @pytest.mark.parametrize("step", [1, 2], ids=["without gaps", "with gaps"])
 def test_the_norm_of_gradients_that_are_the_buffers_is_of_what_they_were(step):
     own = np.full(2000, 3.0)[::step]

@@ -1,7 +1,10 @@
 """The CPU backend's threads: forked children, several callers at once, any number of cores."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -97,73 +100,82 @@ def test_the_callers_error_state_is_not_ours(name, power, mixed, dtype, which):
         pool.submit(call).result()
 
 
-CHILD = """
-import os, sys, warnings
-warnings.simplefilter("ignore", DeprecationWarning)  # that forking with threads may deadlock
-import numpy as np, gradkit
+@pytest.fixture
+def three_threads():
+    count = gradkit.get_num_threads()
+    gradkit.set_num_threads(3)
+    yield
+    gradkit.set_num_threads(count)
 
-gradkit.set_num_threads(3)
-started = lambda: len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0
-x = np.random.default_rng(0).standard_normal((600, 1100)).astype(np.float32)
-before = gradkit.layer_norm(x)[0], gradkit.grad_norm(x)  # the pool has threads now
-child = os.fork()
-if child == 0:
-    after = gradkit.layer_norm(x)[0], gradkit.grad_norm(x)
-    print(started(), flush=True)
-    os._exit(0 if all(map(np.array_equal, before, after)) else 1)
-_, status = os.waitpid(child, 0)
-after = gradkit.layer_norm(x)[0], gradkit.grad_norm(x)
-print(os.waitstatus_to_exitcode(status), all(map(np.array_equal, before, after)))
-"""
+
+def forked():
+    """Whose child ends in a minute, whatever it waits for."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
+    return child
+
+
+def status_of(child, check):
+    """What a forked child ends with: its number of threads if all is well."""
+    if child == 0:
+        try:
+            check()
+            os._exit(len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0)
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+STARTED = 0 if sys.platform != "linux" else 3 if COMPILED else 1
+FORKS = pytest.mark.skipif(sys.platform == "win32", reason="no fork")
+QUIETLY = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
 @pytest.mark.guarantee("Forked", "a forked child")
-@pytest.mark.skipif(sys.platform == "win32", reason="no fork")
+@pytest.mark.usefixtures("three_threads")
+@FORKS
+@QUIETLY
 def test_a_forked_child_computes():
     """It inherits the pool's bookkeeping and none of its threads, and starts as many of its own."""
-    started = "0" if sys.platform != "linux" else "3" if COMPILED else "1"
-    assert output_of(CHILD) == [started, "0 True"]
-
-
-# A signal's handler forks in the middle of a call, which goes on in both processes.
-FORKED_IN_A_CALL = """
-import os, signal, sys, time
-import numpy as np, gradkit
-
-gradkit.set_num_threads(3)
-x = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32)
-work = lambda: gradkit.grad_norm([x] * 20, 3.0)
-expected, children, forked = work(), [], []
-
-def fork(*_):
-    forked.append(time.perf_counter())
-    children.append(os.fork())
-
-signal.signal(signal.SIGALRM, fork)
-for _ in range(2):
-    while True:  # until the handler runs long before the call ends
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
-        begin, found = time.perf_counter(), work()
-        end = time.perf_counter()
-        while not forked:
-            time.sleep(0.001)
-        at, child = forked.pop(), children.pop()
-        if child == 0:
-            alike = found == expected == work()
-            os._exit(len(os.listdir("/proc/self/task")) if alike else 99)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if at < begin + (end - begin) / 2:
-            break
-    print(status, found == expected)
-"""
+    expected = work()  # the pool has threads now
+    child = forked()
+    assert status_of(child, lambda: assert_all_same_bits(work(), expected)) == STARTED
+    assert_all_same_bits(work(), expected)
 
 
 @pytest.mark.guarantee("Forked")
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's threads")
-@pytest.mark.skipif(not COMPILED, reason="NumPy's calls are on one thread")
-def test_a_call_that_is_forked_by_a_signal_goes_on_in_both_processes():
-    """What the other threads were at is done before the fork: the child has none of them."""
-    assert output_of(FORKED_IN_A_CALL) == ["3 True"] * 2
+@pytest.mark.usefixtures("three_threads")
+@FORKS
+@QUIETLY
+def test_a_call_that_a_signal_forks_goes_on_in_both_processes():
+    """What other threads were at is done before the fork: the child has none of them."""
+    grads = [LONG] * 20
+    expected, forks = gradkit.grad_norm(grads, 3.0), []
+
+    def fork(*_):
+        forks.append((time.perf_counter(), forked()))
+
+    def work_again():
+        assert found == expected == gradkit.grad_norm(grads, 3.0)
+
+    previous = signal.signal(signal.SIGALRM, fork)
+    try:
+        for _ in range(20):  # until the handler runs long before a call ends
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            begin, found = time.perf_counter(), gradkit.grad_norm(grads, 3.0)
+            end = time.perf_counter()
+            while not forks:
+                time.sleep(0.001)
+            at, child = forks.pop()
+            assert status_of(child, work_again) == STARTED
+            assert found == expected
+            if at < begin + (end - begin) / 2:
+                return
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert not COMPILED, "no call was long enough"
 
 
 # The main thread ends the interpreter while another one is in a call.

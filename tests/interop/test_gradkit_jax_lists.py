@@ -216,6 +216,27 @@ def test_sums_that_keep_what_rounding_drops(name, way):  # noqa: ARG001
         gradkit.jax.accumulate_grads(start, grads, compensation=nothing, rounding="stochastic")
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("update", [False, True])
+def test_compensated_sums_that_overwrite_or_change_nothing(overwrite, update, way):  # noqa: ARG001
+    """Each argument, decided while a function is traced or when it runs."""
+    buffers, kept = [np.full(5, np.nan if overwrite else 1, "f4")], [np.full(5, 0.25, "f4")]
+    grads = [np.linspace(1, 1.0001, 5, dtype="f4")]
+    numbers = {"scale": 1 / 3, "overwrite": overwrite}
+    expected = [array.copy() for array in (*buffers, *kept)]
+    if update:
+        given = expected[:1], grads
+        gradkit.accumulate_grads(*given, compensation=expected[1:], **numbers)
+        assert np.isfinite(expected).all()
+    add = gradkit.jax.accumulate_grads_compensated
+    traced = jax.jit(lambda f, u: add(buffers, kept, grads, scale=1 / 3, overwrite=f, do_update=u))
+    for found in (
+        traced(overwrite, update),
+        add(buffers, kept, grads, **numbers, do_update=update),
+    ):
+        assert_same_tree(jax.tree.leaves(found), expected)
+
+
 def test_sums_rounded_at_random(way):  # noqa: ARG001
     """With the bits of direct calls; the seed may be the number of a step that is carried on."""
     start = {"a": jnp.full((3, 40), 256, "bfloat16"), "b": [jnp.ones(50, "float16")]}
