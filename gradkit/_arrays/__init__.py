@@ -23,6 +23,7 @@ __all__ = [
     "NOTHING",
     "Framework",
     "Lent",
+    "are_tensors_new",
     "backend_of",
     "framework_for",
     "framework_of",
@@ -67,6 +68,12 @@ def backend_of(view: Array) -> Backend:
     framework = framework_of(view)
     assert framework is not None  # every view is a NumPy or CuPy array
     return framework.backend_of(view)
+
+
+def are_tensors_new() -> bool:
+    """Whether PyTorch was imported since the last look, so that compiled code knows its tensors."""
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    return not (kind is None or kind in _BY_TYPE) and framework_for(kind) is not None
 
 
 def is_array(value: Any) -> bool:

@@ -10,7 +10,15 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from gradkit import _host
-from gradkit._arrays import HOST, NOTHING, Framework, backend_of, framework_for, is_array
+from gradkit._arrays import (
+    HOST,
+    NOTHING,
+    Framework,
+    are_tensors_new,
+    backend_of,
+    framework_for,
+    is_array,
+)
 from gradkit._backend import (
     Array,
     Borrowed,
@@ -94,7 +102,7 @@ class Gradients(Given):
     ):
         self.numbers = []
         self._label, self._instead, self._several, self._floats = label, instead, several, floats
-        table = grads if isinstance(grads, _host.Table) else _table_of(grads, instead, floats)
+        table = grads if isinstance(grads, _host.Table) else _table_of(grads, instead)
         if table is not None:  # nearly always of arrays in host memory
             self._tree, self._is_frozen, self._plain = table.tree, False, True
             self.arrays, self.views, self.shares = table.arrays, table, []
@@ -427,5 +435,10 @@ def _leaves_of(grads: Any) -> tuple[list[Any], bool]:
     return found or (_UNKNOWN, False)
 
 
-def _table_of(grads: Any, instead: str, floats: bool) -> Any:
-    return _host.code.table(grads, bool(instead)) if _host.code and floats else None
+def _table_of(grads: Any, instead: str) -> Any:
+    if _host.code is None:
+        return None
+    table = _host.code.table(grads, bool(instead))
+    if table is None and are_tensors_new():
+        table = _host.code.table(grads, bool(instead))
+    return table
