@@ -24,7 +24,6 @@ from torch import Tensor
 
 import gradkit
 from gradkit._open.foreign import norm_comes
-from gradkit._ranks.parts import named
 from gradkit._ranks.torch import shard_of
 from gradkit.distributed import Group, Names, PlainOfEach, ShardedGrads, from_torch, shards_of
 
@@ -290,7 +289,7 @@ def spread(tensors: Sequence[Tensor], grads: Mapping[Any, Tensor], said: str = _
             "some tensors are DTensors and some are not, which do not say on how many ranks they "
             "lie; pass model.named_parameters(), group and plain to clip_grad_norm_"
         )
-    parts = dict(enumerate(named(shard_of, said.format(k), grad) for k, grad in grads.items()))
+    parts = dict(enumerate(shard_of(grad, said.format(k)) for k, grad in grads.items()))
     shards = ShardedGrads(
         {k: part for k, (part, _) in parts.items()},
         {k: copies for k, (_, copies) in parts.items()},
@@ -368,6 +367,6 @@ def _is_sharded(tensor: Tensor) -> bool:
 def local(grads: Mapping[int, Tensor]) -> list[Tensor]:
     """Each gradient's own memory on this rank."""
     return [
-        named(shard_of, _GRADIENT.format(k), grad)[0] if _is_sharded(grad) else grad
+        shard_of(grad, _GRADIENT.format(k))[0] if _is_sharded(grad) else grad
         for k, grad in grads.items()
     ]

@@ -94,7 +94,8 @@ PRIVATE = {
     | {"_calls.checks", "_calls.layouts", "_calls.lists", "_calls.roles"}
     | {"_arrays", "_arrays.cuda", "_arrays.dlpack", "_backend", "_host", "_numpy.floating_point"}
     | {"_ranks.statistics"},
-    "torch": RECORDS | {"_arrays.torch", "_host", "_open.foreign", "_ranks.torch", "_threads"},
+    "torch": RECORDS
+    | {"_arrays.torch", "_calls.engines", "_host", "_open.foreign", "_ranks.torch", "_threads"},
 }
 
 
