@@ -134,7 +134,7 @@ def _placed(leaf: Leaf, *, whole: bool) -> tuple[Any, list[Axes | None], Any]:
         from gradkit._ranks.torch import indices_in
 
         local, _ = _shard_of(tensor, leaf.name)
-        return local, *named(indices_in, f"the gradient of {leaf.name!r}", tensor, local)
+        return local, *_named(indices_in, leaf.name, tensor, local)
     return tensor, [whole_of(tensor.shape) if whole else None], ()
 
 
@@ -160,15 +160,15 @@ def _part_by_placement(grad: Any, name: Any, plain: Any) -> tuple[Any, Any]:
 def _shard_of(tensor: Any, name: Any) -> tuple[Any, int]:
     from gradkit._ranks.torch import shard_of
 
-    return named(shard_of, f"the gradient of {name!r}", tensor)
+    return shard_of(tensor, f"the gradient of {name!r}")
 
 
-def named(function: Callable[..., Any], subject: str, *arguments: Any) -> Any:
-    """What a function returns; its error is about this subject."""
+def _named(function: Callable[..., Any], name: Any, *arguments: Any) -> Any:
+    """What a function returns; its error is about this gradient."""
     try:
         return function(*arguments)
     except ValueError as error:
-        raise ValueError(f"{subject} {error}") from None
+        raise ValueError(f"the gradient of {name!r} {error}") from None
 
 
 def _named_leaves(parameters: Any, attr: str) -> Iterator[tuple[Any, Any]]:

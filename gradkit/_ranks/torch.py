@@ -132,15 +132,18 @@ class TorchBothRanks(TorchGroup):
             ranks.check()
 
 
-def shard_of(grad: Any) -> tuple[Any, int]:
-    """The rank's own part of a DTensor, and on how many ranks of its mesh that lies."""
+def shard_of(grad: Any, said: str) -> tuple[Any, int]:
+    """The rank's own part of a DTensor, and on how many ranks of its mesh that lies.
+
+    ``said``: what an error calls it.
+    """
     replicas = 1
     for length, placement in zip(grad.device_mesh.shape, grad.placements, strict=True):
         if placement.is_partial():
             whole = ["Replicate()" if p.is_partial() else repr(p) for p in grad.placements]
             raise ValueError(
-                "is a DTensor of partial sums, whose ranks' parts are yet to be added up; take "
-                f"grad.redistribute(placements=[{', '.join(whole)}]) in its place"
+                f"{said} is a DTensor of partial sums, whose ranks' parts are yet to be added up; "
+                f"take grad.redistribute(placements=[{', '.join(whole)}]) in its place"
             )
         if placement.is_replicate():
             replicas *= length

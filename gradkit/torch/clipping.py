@@ -24,7 +24,6 @@ from torch import Tensor
 
 import gradkit
 from gradkit._open.foreign import answers, norm_comes
-from gradkit._ranks.parts import named
 from gradkit._ranks.torch import shard_of
 from gradkit.distributed import Group, Names, PlainOfEach, ShardedGrads, from_torch, shards_of
 
@@ -296,7 +295,7 @@ def spread(tensors: Sequence[Tensor], grads: Grads, said: str = _GRADIENT) -> He
             "some tensors are DTensors and some are not, which do not say on how many ranks they "
             "lie; pass model.named_parameters(), group and plain to clip_grad_norm_"
         )
-    parts = {k: named(shard_of, said.format(k), grad) for k, grad in items(grads)}
+    parts = {k: shard_of(grad, said.format(k)) for k, grad in items(grads)}
     shards = ShardedGrads(
         {k: part for k, (part, _) in parts.items()},
         {k: copies for k, (_, copies) in parts.items()},
@@ -383,7 +382,7 @@ def _is_sharded(tensor: Tensor) -> bool:
 def local(grads: Grads) -> Grads:
     """Each gradient's own memory on this rank."""
     own = {
-        k: named(shard_of, _GRADIENT.format(k), grad)[0] if _is_sharded(grad) else grad
+        k: shard_of(grad, _GRADIENT.format(k))[0] if _is_sharded(grad) else grad
         for k, grad in items(grads)
     }
     return own if isinstance(grads, dict) else [*own.values()]

@@ -649,15 +649,15 @@ def test_autocast():
     assert OPERATORS.layer_norm(x.bfloat16(), None, None, -1, 1e-5, 0.0)[1].dtype == torch.float32
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("compiler", [None, "aot_eager"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["AddRMSNorm", "AddLayerNorm"])
-def test_float32_residuals_of_16_bit_blocks(kind, dtype, backend):
+def test_float32_residuals_of_16_bit_blocks(kind, dtype, compiler):
     """Autocast's pair: the sum stays float32, forward and backward, and gives y of 16 bits."""
     torch._dynamo.reset()
     norm = getattr(ours, kind)(16, scale_offset=1.0, eps=1e-6)
     torch.nn.init.normal_(norm.weight)
-    run = torch.compile(norm, backend=backend, fullgraph=True) if backend else norm
+    run = torch.compile(norm, backend=compiler, fullgraph=True) if compiler else norm
     x, r = random(4, 16, dtype=dtype), random(4, 16, dtype=torch.float32, seed=1)
     y, s = run(x, r)
     assert (y.dtype, s.dtype) == (dtype, torch.float32)

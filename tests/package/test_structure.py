@@ -102,7 +102,8 @@ PRIVATE = {
         "_open.foreign",
     }
     | {"_ranks.statistics"},
-    "torch": RECORDS | {"_arrays.torch", "_host", "_open.foreign", "_ranks.torch", "_threads"},
+    "torch": RECORDS
+    | {"_arrays.torch", "_calls.engines", "_host", "_open.foreign", "_ranks.torch", "_threads"},
 }
 
 
