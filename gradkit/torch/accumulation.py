@@ -37,7 +37,7 @@ class GradAccumulator:
     averages the sums over them, as the module does with gradients. What the module has averaged
     already stays as it is. So run every backward pass under its ``no_sync``: ranks then meet once
     a step, and their sums are added up in float32. Ranks may have different numbers of
-    micro-batches.
+    micro-batches. It waits for the device, to find out which gradients there are.
 
     Examples
     --------
