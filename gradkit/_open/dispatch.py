@@ -14,7 +14,7 @@ from gradkit._host import chosen
 from gradkit._open import memory
 from gradkit._open.foreign import tell
 from gradkit._open.given import Given, known_framework, refuse_write, view_of
-from gradkit._open.gradients import Gradients
+from gradkit._open.gradients import Gradients, has_arrays_alone
 from gradkit._open.memory import Named
 from gradkit._open.results import Results, labels_of, refuse
 
@@ -27,7 +27,6 @@ _ABSENT = {type(None)}
 _NUMPY = {np.ndarray, *_ABSENT}
 _MOST = 4096  # plans that are remembered before all are forgotten
 _plans: dict[Any, Plan] = {}
-_CONTAINERS = {list, tuple, dict}
 _PLAIN = {bool, int, float, *_ABSENT}
 _NOT_RUN = object()  # in the place of a result, which may be None
 _ON_HOST = Given()  # of a call whose numbers are plain
@@ -43,35 +42,48 @@ def run(
     call of lists argument by argument, if something is unusual.
     """
     try:
-        return _run(call, out, compute, by_name)
+        outs = () if out is None else out if type(out) is tuple else (out,)
+        like = None if call.lists else getattr(call, call.array_names[0])
+        if compute is not None or not (out is None or len(outs) == len(call.results)):
+            return _run_by_name(call, out, outs, compute, by_name)
+        if type(like) is not np.ndarray and not call.lists:
+            found = _run_foreign(call, like, out, outs)
+            return _run_opened(call, out) if found is _NOT_RUN else found
+        if _host.code is not None:
+            found = _host.code.known(_plans, chosen.get(), call, call.key_names, outs)
+            if type(found) is Plan and not found.by_name:
+                return _run_plain(call, found, (), outs)
+            if type(found) is tuple and found[:2] != (None, None):
+                return _run_anew(call, found, out, outs, by_name)
+        return _run_by_name(call, out, outs, None, by_name)
     except (TypeError, ValueError) as error:
         own = call.lists[0].name if call.lists else call.array_names[0]
         tell(error, framework_for(type(getattr(call, own))))
         raise
 
 
-def _run(call: Call, out: Any, compute: Compute | None, by_name: ByName | None) -> Any:
-    outs = () if out is None else out if type(out) is tuple else (out,)
-    by_name = by_name or _run_opened
-    if compute is None and (out is None or len(outs) == len(call.results)):
-        like = None if call.lists else getattr(call, call.array_names[0])
-        if type(like) is not np.ndarray and not call.lists:
-            found = _run_foreign(call, like, out, outs)
-            if found is not _NOT_RUN:
-                return found
-        elif _host.code is not None:
-            found = _host.code.known(_plans, chosen.get(), call, call.key_names, outs)
-            plan, key, passed = (found, None, ()) if type(found) is Plan else found
-            if plan is None and key is not None and call.lists:
-                plan = _plan_of_lists(call, outs)
-                _remember(key, plan)
-            if plan is not None and not plan.by_name:
-                return _run_plain(call, plan, passed, outs)
-            if plan is None and key is not None:
-                made = _run_opened(call, out)
-                _remember(key, call.plan)  # arrays that are one may be
-                return made
-    if not call.lists:
+def _run_anew(
+    call: Call, found: tuple[Any, ...], out: Any, outs: tuple[Any, ...], by_name: ByName | None
+) -> Any:
+    """A call without a plan, or with other numbers than the last one of its plan."""
+    plan, key, passed = found
+    if plan is None and call.lists:
+        plan = _plan_of_lists(call, outs)
+        _remember(key, plan)
+    if plan is None:
+        made = _run_opened(call, out)
+        _remember(key, call.plan)  # arrays that are one may be
+        return made
+    if plan.by_name:
+        return _run_by_name(call, out, outs, None, by_name)
+    return _run_plain(call, plan, passed, outs)
+
+
+def _run_by_name(
+    call: Call, out: Any, outs: tuple[Any, ...], compute: Compute | None, by_name: ByName | None
+) -> Any:
+    """A call that is opened argument by argument."""
+    if by_name is None:
         return _run_opened(call, out, compute)
     found = _NOT_RUN if outs or len(call.lists) > 1 else _run_list(call)
     return by_name(call, out) if found is _NOT_RUN else found
@@ -82,7 +94,7 @@ def _run_list(call: Call) -> Any:
     field, numbers = call.lists[0], call.passed(call)
     given, instead = getattr(call, field.name), call.instead.get(field.name, "")
     usual = all(getattr(call, name) is None for name in call.rare)
-    if not (usual and _PLAIN.issuperset(map(type, numbers)) and type(given) in _CONTAINERS):
+    if not (usual and _PLAIN.issuperset(map(type, numbers)) and has_arrays_alone(given)):
         return _NOT_RUN
     try:
         held = Gradients(given, instead=instead, several=True)

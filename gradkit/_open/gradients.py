@@ -427,6 +427,11 @@ class Gradients(Given):
             )
 
 
+def has_arrays_alone(grads: Any) -> bool:
+    """Whether plain containers hold nothing but arrays, of which no look reads an iterator."""
+    return None not in map(framework_for, set(map(type, _leaves_of(grads)[0])))
+
+
 def _leaves_of(grads: Any) -> tuple[list[Any], bool]:
     """The leaves of plain dicts, lists and tuples, and whether it is a list of nothing else."""
     if type(grads) is list and None not in map(framework_for, set(map(type, grads))):
