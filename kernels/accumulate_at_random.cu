@@ -1,8 +1,9 @@
 // buffers += scale * grads, or buffers = scale * grads, rounded up or down by random bits.
 //
 // Sources are gradients (dtype -DGRAD), targets 16-bit buffers (-DBUFFER), which may be the gradients
-// themselves, and are not read with a scale of 0. Products and sums are rounded to double, then by random_rounding.cuh. The third array
-// is none in memory: its addresses are the counters that the random bits of elements come from.
+// themselves; with a scale of 0 gradients are left out. Products and sums are rounded to double, then
+// by random_rounding.cuh. The third array is none in memory: its addresses are the counters that the
+// random bits of elements come from.
 // Flags, scale and seed are read on the device. Deterministic: elements are independent.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
@@ -17,16 +18,17 @@ struct AccumulateAtRandom : ThreeOp<1, false> {
     u64 key;
     template <typename S, typename T, int N>
     __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T* buffer) {
-        held.source = load_unless_zero<N>(scale, grad);
+        held.source = load<N>(grad);
         held.target = load_unless<N>(fresh, buffer);
     }
     template <typename S, typename T, int N>
     __device__ __forceinline__ void finish(const Held<S, T, N>& held, const S*, T* buffer) {
         Raw<T, N> results;
+        const Raw<S, N> source = none_if(scale == 0, held.source);
         const u64 counter = third_of(buffer);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const double term = __dmul_rn(to_double(held.source.at(i)), scale);
+            const double term = __dmul_rn(to_double(source.at(i)), scale);
             const double sum = __dadd_rn(to_double(held.target.at(i)), term);
             const u32 bits = random_bits(key, counter + i);
             results.put(i, T{rounded_at_random<T>(__double_as_longlong(sum), bits)});

@@ -4,8 +4,8 @@
 // themselves; the third arrays, `rests`, are of the buffers' dtype and written too. With
 // change = rest + scale * grad, sum = buffer + change: buffer = sum rounded, rest = sum - buffer
 // rounded, or 0 if the buffer is not finite. All in double, by Knuth's two-sum, and with the bits of
-// the CPU backends. To overwrite, both were -0. With a scale of 0 sources are not read. Flags and scale are read on the device.
-// Deterministic: elements are independent.
+// the CPU backends. To overwrite, both were -0. With a scale of 0 gradients are
+// left out. Flags and scale are read on the device. Deterministic: elements are independent.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 
@@ -17,7 +17,7 @@ struct Compensate : ThreeOp<sizeof(BUFFER), true> {
     bool fresh;
     template <typename S, typename T, int N>
     __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T* buffer) {
-        held.source = load_unless_zero<N>(scale, grad);
+        held.source = load<N>(grad);
         held.target = load_unless<N>(fresh, buffer);
     }
     template <int N, typename T> __device__ __forceinline__ Raw<T, N> rest_of(const T* buffer) const {
@@ -26,9 +26,10 @@ struct Compensate : ThreeOp<sizeof(BUFFER), true> {
     template <typename S, typename T, int N>
     __device__ __forceinline__ void put(const Held<S, T, N>& held, Raw<T, N> rest, T* buffer) {
         Raw<T, N> sums;
+        const Raw<S, N> source = none_if(scale == 0, held.source);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const double term = __dmul_rn(to_double(held.source.at(i)), scale);
+            const double term = __dmul_rn(to_double(source.at(i)), scale);
             const double change = __dadd_rn(to_double(rest.at(i)), term), before = to_double(held.target.at(i));
             sums.put(i, narrow<T>(__dadd_rn(before, change)));
             const double after = to_double(sums.at(i)), moved = after - before;

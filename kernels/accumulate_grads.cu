@@ -2,9 +2,10 @@
 //
 // Sources are gradients (dtype -DGRAD), targets buffers (-DBUFFER), which may be the
 // gradients themselves. Results are those of accumulate.cu; a product without a sum is rounded once
-// from double. With a scale of 0 sources are not read: targets stay, or become +0. -DNORM=1: also writes a Part of the 2-norm of the resulting buffers, for the chunks
-// that a block processes at once; it has the same bits as norm_partials of norm.cu if sources and
-// targets are contiguous and aligned together. Flags and scale are read on the device.
+// from double. With a scale of 0 sources are not read: targets stay, or become +0. -DNORM=1: also
+// writes a Part of the 2-norm of the resulting buffers, for the chunks that a block processes at once;
+// it has the same bits as norm_partials of norm.cu if sources and targets are contiguous and aligned
+// together. Flags and scale are read on the device.
 // Deterministic.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a power of two from 32 on.
@@ -17,12 +18,27 @@
 #endif
 
 // What becomes of a buffer. SET adds to -0, which is the product itself.
-enum Change { ADD, SET, COPY, KEEP, CLEAR };
+enum Change { ADD, SET, COPY, KEEP };
 
-// A scale of 0 leaves gradients out: they are not read.
-__device__ __forceinline__ Change change_of(bool updates, bool fresh, double by) {
-    if (!updates || (by == 0 && !fresh)) return KEEP;
-    return by == 0 ? CLEAR : !fresh ? ADD : by == 1 ? COPY : SET;
+struct Clear : Op {
+    template <typename S, typename T, int N>
+    __device__ __forceinline__ void fetch(Held<S, T, N>&, const S*, const T*) {}
+    template <typename S, typename T, int N>
+    __device__ __forceinline__ void finish(const Held<S, T, N>&, const S*, T* buffer) {
+        write<N>(buffer, Raw<T, N>{});
+    }
+};
+
+// Buffers overwritten by gradients without weight. By itself: in the loop of the others it would cost
+// them loads in flight.
+__device__ __noinline__ void clear(const TensorList& list, double* partials) {
+    Clear op;
+    for (u32 chunk = first_warp(); chunk < list.chunks; chunk += warps_in_grid()) {
+        walk_chunk<GRAD, BUFFER>(list, list.at[tensor_of(list, chunk)], chunk, op);
+#if NORM
+        if (threadIdx.x == 0) reinterpret_cast<Part*>(partials)[chunk / (blockDim.x / WARP)] = {0, 0, 0};
+#endif
+    }
 }
 
 struct Accumulate : Add {
@@ -35,7 +51,7 @@ struct Accumulate : Add {
 #endif
     template <typename S, typename T, int N>
     __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T* buffer) {
-        if (change != KEEP && change != CLEAR) held.source = load<N>(grad);
+        if (change != KEEP) held.source = load<N>(grad);
         if (change == ADD || change == KEEP) {
             held.target = load<N>(buffer);
         } else {
@@ -47,7 +63,7 @@ struct Accumulate : Add {
     template <typename S, typename T, int N>
     __device__ __forceinline__ Raw<T, N> put(const Held<S, T, N>& held, T* buffer) {
         if (change == KEEP) return held.target;
-        const Raw<T, N> result = change == CLEAR ? Raw<T, N>{} : change == COPY ? converted(held) : result_of(held);
+        const Raw<T, N> result = change == COPY ? converted(held) : result_of(held);
         write<N>(buffer, result);
         return result;
     }
@@ -84,7 +100,10 @@ accumulate_grads(const __grid_constant__ TensorList list, const unsigned char* d
                  const unsigned char* overwrite, u32 overwrites, const double* scale, double number,
                  double* partials) {
     const double by = number_of(scale, number);
-    const Change change = change_of(flag_of(do_update, updates), flag_of(overwrite, overwrites), by);
+    const bool fresh = flag_of(overwrite, overwrites), weightless = by == 0;
+    const bool kept = !flag_of(do_update, updates) || (weightless && !fresh);
+    if (weightless && !kept) return clear(list, partials);
+    const Change change = kept ? KEEP : !fresh ? ADD : by == 1 ? COPY : SET;
     const auto take = [&](Accumulate& op, u32 chunk) {
         walk_chunk<GRAD, BUFFER>(list, list.at[tensor_of(list, chunk)], chunk, op);
     };

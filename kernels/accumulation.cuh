@@ -20,9 +20,12 @@ template <int N, typename T> __device__ __forceinline__ Raw<T, N> load_unless(bo
     return nothing;
 }
 
-// N elements of a gradient, or +0 if it has no weight, so that it is left out whatever it holds.
-template <int N, typename S> __device__ __forceinline__ Raw<S, N> load_unless_zero(double scale, const S* from) {
-    return scale == 0 ? Raw<S, N>{} : load<N>(from);
+// N elements that were read, or +0 in their place: no load waits for what decides.
+template <int N, typename T> __device__ __forceinline__ Raw<T, N> none_if(bool none, Raw<T, N> raw) {
+    const Raw<T, N> nothing = {};
+#pragma unroll
+    for (int i = 0; i < Raw<T, N>::WORDS; ++i) raw.word[i] = none ? nothing.word[i] : raw.word[i];
+    return raw;
 }
 
 // If the types agree, every bit is kept.

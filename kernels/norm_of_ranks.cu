@@ -40,16 +40,17 @@ extern "C" __global__ void rank_state(double digest, const double* scale, double
 // Why no rank writes anything: 0, or 1 for a rank that failed, 2 for one that made another call, 3
 // for one that passed other numbers.
 __device__ __forceinline__ double fault_of(const double* state, double digest, double numbers) {
-    return state[STATUS] != 0 ? 1 : state[DIGEST] != digest ? 2 : state[NUMBERS] != numbers ? 3 : 0;
+    const bool failed = state[STATUS] != 0, differs = state[DIGEST] != digest, other = state[NUMBERS] != numbers;
+    return failed ? 1 : differs ? 2 : other ? 3 : 0;
 }
 
 // Whether no rank is at fault. A fault goes where none is noted yet.
 __device__ __forceinline__ bool all_agree(const double* state, u32 ranks, double digest, double numbers,
                                           double* faults) {
-    bool agree = true;
-    for (u32 r = 0; r < ranks; ++r, state += STATE) {
-        const double fault = fault_of(state, digest, numbers);
-        agree = agree && fault == 0;
+    bool agree = true;  // no write in this loop, or a load would wait for it
+    for (u32 r = 0; r < ranks; ++r) agree &= fault_of(state + r * STATE, digest, numbers) == 0;
+    for (u32 r = 0; !agree && r < ranks; ++r) {
+        const double fault = fault_of(state + r * STATE, digest, numbers);
         if (fault != 0 && faults[r] == 0) faults[r] = fault;
     }
     return agree;
@@ -75,7 +76,7 @@ __device__ __forceinline__ void write_norm(unsigned char* out, double norm) {
 // coefficient from. If a rank is at fault, these are 0, 1 and infinity, a coefficient of 1, and out
 // (NaN if it is `fresh`) and found_inf keep their bits. `out` need not be aligned; `found_inf` may
 // be null.
-extern "C" __global__ void join_ranks(const double* states, u32 ranks, double digest, double p,
+extern "C" __global__ void join_ranks(const double* __restrict__ states, u32 ranks, double digest, double p,
                                       const double* scale, double number, const double* max_norm,
                                       double limit, u32 fresh, unsigned char* out, double* found_inf,
                                       double* faults, double* factors) {
