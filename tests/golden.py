@@ -243,10 +243,10 @@ def _pairs() -> Iterator[Case]:
     yield Case("spike_guard_update", _guard, quick=True)
     yield Case("step_verdict", _verdicts, quick=True)
     yield Case("keep_if", _keep, quick=True)
-    yield Case("combine_stats", _combine, quick=True)
+    yield Case("batch_norm over ranks, combined", _combine, quick=True)
     for dtype in DTYPES:
         call = partial(_move_running, dtype)
-        yield Case(f"update_running_statistics {dtype}", call, quick=True)
+        yield Case(f"batch_norm running {dtype}", call, quick=True)
     for (i, into), (j, addend) in product(enumerate(DTYPES), enumerate(DTYPES)):
         pair = draw_.values((7, 301), into, 1), draw_.values((301,), addend, 2)
         quick = j in (i, (i + 1) % len(DTYPES))

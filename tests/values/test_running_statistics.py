@@ -124,7 +124,7 @@ def test_a_weight_of_one_or_zero_leaves_the_rest_out(backend):
     p.x[1, 1] = np.nan
     hosts = before(p, np.float32)
     assert_all_same_bits(moved(backend, p, hosts, momentum=0.0)[0], hosts)
-    given = [backend.asarray(a) for a in (*hosts, nothing, nothing)]
+    given = [backend.asarray(a) for a in (*hosts, *[nothing.astype(float)] * 2)]
     fresh = steps.update_running_statistics(*given, 4.0, momentum=0.0)  # not in place
     assert_all_same_bits([backend.asnumpy(a) for a in fresh], hosts)
 

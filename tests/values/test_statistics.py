@@ -16,9 +16,8 @@ import gradkit
 from gradkit._ranks import statistics
 from tests import oracles, tolerances
 from tests import strategies as draw_
-from tests.distributed.test_reduce import INF, NAN, f
 from tests.layouts import LAYOUTS
-from tests.ranks import results, together
+from tests.ranks import INF, NAN, f, results, together
 from tests.tolerances import DTYPES, assert_same_bits
 
 LARGE = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38, "float64": 1.7e308}
