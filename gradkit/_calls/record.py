@@ -71,6 +71,7 @@ class Listed(NamedTuple):
     written: bool
     partner: bool  # whether each array belongs to that at the same place in the first list
     may_be: bool  # and may be the very one
+    optional: bool  # it may be None
 
 
 class Plan:
@@ -299,7 +300,13 @@ def _lists_of(record: type) -> tuple[Listed, ...]:
     values = vars(record)
     kinds = {name: kind for name, kind in record.__annotations__.items() if _is_list(kind)}
     return tuple(
-        Listed(name, _wraps(kind, InOut), k > 0, bool(values.get(name, {}).get("may_be")))
+        Listed(
+            name,
+            written=_wraps(kind, InOut),
+            partner=k > 0,
+            may_be=bool(values.get(name, {}).get("may_be")),
+            optional=_role(kind)[1],
+        )
         for k, (name, kind) in enumerate(kinds.items())
     )
 

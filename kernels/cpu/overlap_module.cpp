@@ -169,15 +169,17 @@ struct Lists {
 };
 
 // Reads a call's lists. `fields`: for each its name, whether it is written, whether its arrays are the
-// partners of the first list's, and then whether each may be the very array that it is a partner of.
-// False if one has no table, or does not clearly fit.
-bool read_lists(nb::handle call, nb::tuple fields, Lists& lists) {
+// partners of the first list's, then whether each may be the very array that it is a partner of; and
+// whether it may be absent. `written`: whether the call writes arrays beside them. False if one has no
+// table, or does not clearly fit.
+bool read_lists(nb::handle call, nb::tuple fields, bool written, Lists& lists) {
     const Table* first = nullptr;
     for (nb::handle field : fields) {
         const auto is = [&](int k) { return field[k].is(nb::handle(Py_True)); };
         const bool writes = is(1), partner = is(2), may_be = is(3);
         const nb::object given = nb::getattr(call, field[0]);
         if (given.is_none()) {
+            if (!is(4)) return false;
             lists.tables.push_back(given);
             lists.numbers.push_back(-1);
             continue;
@@ -196,7 +198,8 @@ bool read_lists(nb::handle call, nb::tuple fields, Lists& lists) {
             if (pairs < 0) return false;
             lists.numbers.push_back(pairs);
         }
-        if (lists.written) table.append_to(lists.ranges, writes, may_be ? first : nullptr);
+        if (lists.written || written)
+            table.append_to(lists.ranges, writes, may_be ? first : nullptr);
     }
     return true;
 }
@@ -337,7 +340,7 @@ nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple 
     const i64 written = static_cast<i64>(outs.size()) + nb::cast<i64>(names[3]);
     nb::object plan, key = nb::none();
     const nb::tuple fields = nb::borrow<nb::tuple>(names[4]);
-    const bool usual = are_absent(rare) && are_plain(passed) && read_lists(call, fields, lists)
+    const bool usual = are_absent(rare) && are_plain(passed) && read_lists(call, fields, written > 0, lists)
         && see(arrays, written, lists, seen);
     if (usual) {
         for (i64 k = 0; k < lists.tables.size(); ++k)

@@ -265,7 +265,7 @@ def test_a_library_that_keeps_count_is_told_what_was_written(monkeypatch):
     monkeypatch.setattr(type(HOST), "returns_views", False)
     monkeypatch.setattr(type(HOST), "wrote", lambda _, arrays: told.extend(arrays))
     grads, norm, mean = [np.ones(4)], np.zeros(()), np.zeros(2)
-    gradkit.grad_norm(grads, out=norm)
+    gradkit.grad_norm(iter(grads), out=norm)
     gradkit.layer_norm(np.ones((2, 3)), out=(None, mean, None))
     gradkit.scale_grads(grads, 2.0)
     assert [id(array) for array in told] == [id(array) for array in (norm, mean, *grads)]

@@ -55,9 +55,7 @@ def test_norms_over_ranks_are_silent(kind, norm_type):
     def norm(group):
         grads = [make("grads", (n,), "float64") for n in (3, 4)] * (group.rank > 0)
         with np.errstate(all="raise"):
-            return gradkit.grad_norm(
-                grads, norm_type, group=group, scale=10.0**-group.rank * 1e300, replicas=3
-            )
+            return gradkit.grad_norm(grads, norm_type, group=group, scale=1e300, replicas=3)
 
     with gradkit.use_cpu_backend("numpy"):
         assert not any(isinstance(found, Exception) for found in together(norm, 3))

@@ -138,3 +138,23 @@ def test_a_shape_that_is_set_meanwhile_changes_no_table():
     norm = np.zeros(())
     COMPILED.norms(table, 2.0, 1.0, False, 1, norm, None)
     assert norm == np.sqrt(55)
+
+
+def test_a_norm_is_not_written_into_a_gradient():
+    """Which is read, and has a place in the table of what must lie apart."""
+    room = np.zeros(6)
+    for out, other in ((room[2, ...], room[:3]), (room[5, ...], room[3:])):
+        with pytest.raises(ValueError, match=r"out shares memory with grads\[1\]"):
+            gradkit.grad_norm([np.ones(2), other], out=out)
+        with pytest.raises(ValueError, match="norm_out shares memory with"):
+            gradkit.accumulate_grads([np.zeros(3)], [other], norm_out=out)
+    assert gradkit.grad_norm([np.full(4, 2.0)], out=room[5, ...]) == 4
+
+
+def test_a_list_that_is_none_is_looked_at_by_name():
+    for _ in range(2):  # also when there is a plan
+        assert gradkit.grad_norm(None) == 0
+        assert gradkit.clip_grad_norm(None, 1.0) == 0
+        with pytest.raises(ValueError, match=r"buffers\[0\] has no counterpart"):
+            gradkit.accumulate_grads([np.ones(2)], None)
+        gradkit.grad_norm([np.ones(2)])

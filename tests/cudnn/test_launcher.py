@@ -8,7 +8,15 @@ from gradkit._cuda.cudnn.face import name_of
 from gradkit._cuda.cudnn.library import Cudnn
 from gradkit.errors import CudnnError
 from tests.cudnn import header
-from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase, InferenceCase
+from tests.cudnn.cases import (
+    COMBINATIONS,
+    MIXTURES,
+    SHAPES,
+    Case,
+    ForwardCase,
+    InferenceCase,
+    has_variance,
+)
 from tests.cudnn.fake import FakeCudnn, HostDevice
 
 pytestmark = pytest.mark.cuda
@@ -42,7 +50,7 @@ def test_every_shape_axis_and_mixture_backward(cudnn, types, affine):
 @pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
 @pytest.mark.parametrize("affine", [True, False])
 def test_every_shape_axis_and_mixture_forward(cudnn, types, affine):
-    for shape, axis in _axes():
+    for shape, axis in (each for each in _axes() if has_variance(*each)):
         for layouts in MIXTURES:
             case = ForwardCase(shape, axis, types, layouts=layouts[1:], affine=affine)
             launcher.batch_norm(cudnn, HostDevice(), case.call())

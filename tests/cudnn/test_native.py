@@ -5,7 +5,7 @@ import pytest
 from gradkit._cuda import CudaBackend
 from testbed.emulator.compiler import compiler_path
 from testbed.emulator.device import EmulatedDevice
-from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase
+from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase, has_variance
 
 pytestmark = [
     pytest.mark.emulated,
@@ -28,6 +28,8 @@ def native():
 @pytest.mark.parametrize("kind", [Case, ForwardCase])
 def test_every_case(native, types, affine, kind):
     for shape, axis, layouts in CASES:
+        if kind is ForwardCase and not has_variance(shape, axis):
+            continue
         layouts = layouts if kind is Case else layouts[1:]
         case = kind(shape, axis, types, layouts=layouts, affine=affine)
         case.run(native, "native")

@@ -9,9 +9,8 @@ import gradkit
 from gradkit._ranks.norms import _TOLD, Wanted
 from gradkit.distributed import shards_of
 from tests.device_ranks import DeviceRanks
-from tests.distributed.test_reduce import NAN, f
 from tests.meshes import plain
-from tests.ranks import results, together
+from tests.ranks import NAN, f, results, together
 
 NORMS = "grad_norm", "per_tensor_norms", "clip_grad_norm", "clip_by_global_norm", "grad_stats"
 # What another rank may pass, by argument.

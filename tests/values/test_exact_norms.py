@@ -150,20 +150,16 @@ def test_scales_are_exact_too(backend, order):
     assert float(gradkit.grad_norm([grad[:0]], order, exact=True)) == 0
 
 
-def test_ranks_may_have_other_scales_and_copies():
+def test_ranks_may_have_copies():
     grads = [drawn(seed, np.float32, 50) for seed in range(3)]
 
     def work(group):
         own = [grads[group.rank], np.float32([7.0])]
-        scale = [0.5, 3.0, 0.1][group.rank]
-        replicas = [1, 3]
-        options = {"group": group, "replicas": replicas, "exact": True}
-        return float(gradkit.grad_norm(own, scale=scale, **options))
+        options = {"group": group, "replicas": [1, 3], "exact": True}
+        return float(gradkit.grad_norm(own, scale=0.1, **options))
 
-    total = sum(
-        (sum(Fraction(float(x)) ** 2 for x in g) + Fraction(49, 3)) * Fraction(scale) ** 2
-        for g, scale in zip(grads, (0.5, 3.0, 0.1), strict=True)
-    )
+    squares = (sum(Fraction(float(x)) ** 2 for x in g) + Fraction(49, 3) for g in grads)
+    total = sum(squares) * Fraction(0.1) ** 2
     context = Context(prec=900)
     square = context.divide(Decimal(total.numerator), Decimal(total.denominator))
     assert results(work, 3) == [float(context.sqrt(square))] * 3
@@ -196,24 +192,23 @@ def test_an_error_on_one_rank_is_one_on_all():
 @pytest.mark.parametrize("places", [0, 100])
 def test_a_root_beside_the_middle_of_two_floats(places):
     """The smallest rest decides to which side it is rounded."""
-    states = np.zeros((1, DIGITS + 3))  # common multiple, scale, digits, what is not finite
-    states[0, :2] = 1, 1
+    states = np.zeros((1, DIGITS + 2))  # common multiple, digits, what is not finite
+    states[0, 0] = 1
     middle = 2**53 + 1 << places
     unit = 1 << 320 if places else 1
     for rest, rounded_to in ((0, 2.0**53), (unit, 2.0**53 + 2), (-unit, 2.0**53)):
         expected = math.ldexp(rounded_to, places)
         whole = (middle * middle << 320) + rest
-        states[0, 2:-1] = [whole >> 32 * k & 0xFFFFFFFF for k in range(DIGITS)]
-        assert exact_norms.norm_of(states, 2) == (expected, 0)
+        states[0, 1:-1] = [whole >> 32 * k & 0xFFFFFFFF for k in range(DIGITS)]
+        assert exact_norms.norm_of(states, 2, 1.0) == (expected, 0)
 
 
 def test_a_scale_on_the_device_may_be_infinite():
     """As one of PyTorch's on the CPU, which nobody has looked at."""
-    states = np.zeros((2, DIGITS + 3))
-    states[:, :3] = [[1, np.inf, 0], [1, 2, 5]]
-    assert exact_norms.norm_of(states, 2) == (np.inf, 0)
-    states[0, 1] = np.nan
-    assert np.isnan(exact_norms.norm_of(states, 1)[0])
+    states = np.zeros((2, DIGITS + 2))
+    states[:, :2] = [[1, 0], [1, 5]]
+    assert exact_norms.norm_of(states, 2, np.inf) == (np.inf, 0)
+    assert np.isnan(exact_norms.norm_of(states, 1, np.nan)[0])
 
 
 class Adding(Counting):
@@ -254,12 +249,12 @@ def test_sums_are_added_on_the_way_if_a_group_can(adds, order):
 
 def test_ranks_without_one_multiple_of_all_their_copies():
     """Each rank's own is below 2**53; then rows travel."""
-    heads = np.array([[2**31 - 1, 0.5], [2**29 - 3, 0.5]])
+    heads = np.array([[2.0**31 - 1], [2.0**29 - 3]])
     group = SimpleNamespace(adds=True, rows=lambda digits: np.stack([digits, digits]))
-    own = exact_norms.Own(5 << 320, 2**31 - 1, 0.5, 0.0)
+    own = exact_norms.Own(5 << 320, 2**31 - 1, 0.0)
     rows = exact_norms.exchanged(own, heads, group)
     expected = float((Fraction(5, 2**31 - 1) + Fraction(5, 2**29 - 3)) / 2)
-    assert exact_norms.norm_of(rows, 1) == (expected, 0)
+    assert exact_norms.norm_of(rows, 1, 0.5) == (expected, 0)
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
