@@ -28,7 +28,6 @@ from gradkit._open.clipping import (
     pair_of,
     raise_if_nonfinite,
     rule_of,
-    scale_of,
 )
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers, norm_comes
@@ -457,7 +456,7 @@ def clip_grads_with_norm(
     instead = "use clip_coefficient, and multiply each gradient by it"
     held = Gradients(grads, instead=instead, several=True)
     with held.on_stream():
-        limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
+        limit, by = held.limit(max_norm, "max_norm"), held.factor(scale, "scale")
         known = held.number(norm, "norm")
         if isinstance(known, float):
             if known < 0:

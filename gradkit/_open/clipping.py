@@ -12,9 +12,8 @@ from gradkit._arrays import is_array
 from gradkit._backend import FLOAT64, Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import GradNorm
-from gradkit._calls.roles import Number
 from gradkit._open import trees
-from gradkit._open.given import Given, is_scalar
+from gradkit._open.given import is_scalar
 from gradkit._open.gradients import Gradients
 from gradkit._open.results import Results
 from gradkit._open.several_devices import Twins
@@ -60,14 +59,6 @@ def known_norm(norm: Any) -> Array:
     if number < 0:
         raise ValueError(f"norm must be at least 0, not {number}")
     return np.array(number)
-
-
-def scale_of(call: Given, value: Any) -> Number:
-    """A number that is finite; one on the device is not looked at."""
-    if type(value) is float and math.isfinite(value):
-        return value
-    factor = call.number(value, "scale")
-    return checks.finite(factor, "scale") if isinstance(factor, float) else factor
 
 
 def raise_if_nonfinite(group: Gradients, norm: Array) -> None:

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, TypeVar, cast
 
@@ -17,7 +16,7 @@ from gradkit._arrays import Framework
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_OURS = str(Path(__file__).parents[1])
+_OURS = os.path.dirname(os.path.dirname(__file__))
 _NO_NAMES: Mapping[str, str] = {}
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 

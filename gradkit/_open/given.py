@@ -98,7 +98,8 @@ class Given:
         if type(value) is float and math.isfinite(value):
             return value
         factor = self.number(value, label)
-        return checks.finite(factor, label) if isinstance(factor, float) else factor
+        read = self.first()[1] is None and is_array(value) and not is_scalar(value)
+        return factor if read or not isinstance(factor, float) else checks.finite(factor, label)
 
     def share(self, value: Any, label: str) -> Number:
         """A number from 0 to 1; one on the device is not looked at."""

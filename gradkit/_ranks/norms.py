@@ -16,7 +16,7 @@ from gradkit._calls.lists import GradNorm, NormParts
 from gradkit._calls.roles import Flags, Norm
 from gradkit._dtypes import float_name, float_of
 from gradkit._open import trees
-from gradkit._open.clipping import NORM, Rule, raise_if_nonfinite, scale_of
+from gradkit._open.clipping import NORM, Rule, raise_if_nonfinite
 from gradkit._open.given import refuse_write
 from gradkit._open.gradients import Gradients
 from gradkit._open.results import Results
@@ -73,7 +73,7 @@ class Wanted(NamedTuple):
     def of(self, held: Gradients) -> "Wanted":
         """The same of gradients that are open."""
         limit = held.limit(self.max_norm, "max_norm")
-        return self._replace(max_norm=limit, scale=scale_of(held, self.scale))
+        return self._replace(max_norm=limit, scale=held.factor(self.scale, "scale"))
 
 
 _DEFAULTS = {**Rule._field_defaults, **Wanted._field_defaults, "scale": 1.0}

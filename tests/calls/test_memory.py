@@ -102,6 +102,8 @@ def test_norms(kind, name, layout):
         return np.zeros(own, dtype) if label == "mean" else np.ones(own, dtype)
 
     for operation in of("rows", "channels", "groups"):
+        if operation.name == "batch_norm" and np.prod(shape) == shape[1]:
+            continue  # a channel has one element, which is refused
         variants = operation.variants if operation.family == "rows" else ()
         for variant in ("", *variants):
             types = name, wide, name

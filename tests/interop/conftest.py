@@ -42,6 +42,7 @@ collect_ignore = [] if REQUIRED or any(map(find_spec, ("torch", "jax", "tensorfl
 # These import theirs at the top.
 _OWN = (
     *(
+        ("torch", "test_dynamo.py"),
         ("torch", "test_gated_norm.py"),
         ("torch", "test_gradkit_torch*.py"),
         ("torch", "test_lists_of_tensors.py"),

@@ -333,6 +333,7 @@ normed()
 """
 
 
+@pytest.mark.usefixtures("torch")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 def test_a_child_and_its_parent_have_their_own():
     code = """
@@ -353,6 +354,7 @@ print(ours.data_ptr() == where, bool((ours == 1).all()), bool((mine == 1).all())
     assert in_a_process(START + code).stdout.split() == ["0", "True", "True", "True"]
 
 
+@pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize(
     "code",
     [
@@ -366,6 +368,7 @@ def test_a_process_ends_that_holds_some(code):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.usefixtures("torch")
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says what is held")
 def test_200_calls_take_no_more_memory_than_two():
     code = """
