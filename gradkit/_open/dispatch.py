@@ -42,9 +42,9 @@ def run(
     ``compute``: what computes them, if that is not the call by itself. ``by_name``: what opens a
     call of lists argument by argument, if something is unusual.
     """
+    like = getattr(call, call.lists[0].name if call.lists else call.array_names[0])
     try:
         outs = () if out is None else out if type(out) is tuple else (out,)
-        like = None if call.lists else getattr(call, call.array_names[0])
         if compute is not None or not (out is None or len(outs) == len(call.results)):
             return _run_by_name(call, out, outs, compute, by_name)
         if type(like) is not np.ndarray and not call.lists:
@@ -58,8 +58,7 @@ def run(
                 return _run_anew(call, found, out, outs, by_name)
         return _run_by_name(call, out, outs, None, by_name)
     except (TypeError, ValueError) as error:
-        own = call.lists[0].name if call.lists else call.array_names[0]
-        tell(error, framework_for(type(getattr(call, own))))
+        tell(error, framework_for(type(like)))
         raise
 
 
@@ -86,6 +85,10 @@ def _run_by_name(
     """A call that is opened argument by argument."""
     if by_name is None:
         return _run_opened(call, out, compute)
+    for each in call.lists:
+        given = getattr(call, each.name)
+        if isinstance(given, _host.Table):
+            setattr(call, each.name, given.tree)
     found = _NOT_RUN if outs or len(call.lists) > 1 else _run_list(call)
     return by_name(call, out) if found is _NOT_RUN else found
 

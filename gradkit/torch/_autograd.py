@@ -37,7 +37,7 @@ from torch.fx import Proxy
 from gradkit._arrays.torch import NESTED
 from gradkit._arrays.torch import Torch as _Torch
 from gradkit._calls.record import Call
-from gradkit._open.foreign import tell
+from gradkit._open.foreign import shorten, tell
 from gradkit.torch._known import KnownCalls
 
 _NAMESPACE = "gradkit"
@@ -75,6 +75,9 @@ def recorded(function: Function) -> Function:
             return function(*args, **kwargs)
         except IsRecorded as found:
             tracer = found.args[0].tracer
+        except (TypeError, ValueError) as error:
+            shorten(error)
+            raise
         return tracer.create_proxy("call_function", called, args, kwargs)
 
     return cast(Function, called)

@@ -158,3 +158,13 @@ def test_a_list_that_is_none_is_looked_at_by_name():
         with pytest.raises(ValueError, match=r"buffers\[0\] has no counterpart"):
             gradkit.accumulate_grads([np.ones(2)], None)
         gradkit.grad_norm([np.ones(2)])
+
+
+def test_dicts_that_do_not_fit_are_told_apart_by_name():
+    """Whose plan says no more than that: the error is of the caller's containers."""
+    buffers, grads = {"a": np.ones(2, "f2"), "b": np.ones(2)}, {"a": np.ones(2), "b": np.ones(2)}
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"grads\['a'\] has dtype float64 and buffers\['a'\]"):
+            gradkit.accumulate_grads(buffers, grads)
+        with pytest.raises(TypeError, match=r"params\['a'\] has dtype float64 and averages\['a'\]"):
+            gradkit.ema_update(buffers, grads, 0.5)

@@ -228,12 +228,9 @@ def test_compensated_sums_that_overwrite_or_change_nothing(overwrite, update, wa
         given = expected[:1], grads
         gradkit.accumulate_grads(*given, compensation=expected[1:], **numbers)
         assert np.isfinite(expected).all()
-    add = gradkit.jax.accumulate_grads_compensated
-    traced = jax.jit(lambda f, u: add(buffers, kept, grads, scale=1 / 3, overwrite=f, do_update=u))
-    for found in (
-        traced(overwrite, update),
-        add(buffers, kept, grads, **numbers, do_update=update),
-    ):
+    add = partial(gradkit.jax.accumulate_grads, buffers, grads, compensation=kept)
+    traced = jax.jit(lambda f, u: add(scale=1 / 3, overwrite=f, do_update=u))
+    for found in (traced(overwrite, update), add(**numbers, do_update=update)):
         assert_same_tree(jax.tree.leaves(found), expected)
 
 
@@ -497,7 +494,7 @@ TRACED = {
     "grad_stats": lambda g: gradkit.jax.grad_stats(g).table,
     "clip_by_global_norm": lambda g: gradkit.jax.clip_by_global_norm(g, 1.0),
     "accumulate_grads": lambda g: gradkit.jax.accumulate_grads(g, g, scale=0.5),
-    "accumulate_grads_compensated": lambda g: gradkit.jax.accumulate_grads_compensated(g, g, g),
+    "accumulate_grads, compensated": lambda g: gradkit.jax.accumulate_grads(g, g, compensation=g),
     "accumulate_grads, stochastic": lambda g: gradkit.jax.accumulate_grads(
         *[jax.tree.map(lambda a: a.astype("bfloat16"), g)] * 2, rounding="stochastic", seed=3
     ),
@@ -728,8 +725,7 @@ def test_what_has_no_weight_is_left_out(way, overwrite, jitted):
     def add(buffers, rests, scale):
         options = {"scale": scale, "overwrite": overwrite}
         if way == "compensated":
-            function = gradkit.jax.accumulate_grads_compensated
-            return function(buffers, rests, grads, **options)
+            return gradkit.jax.accumulate_grads(buffers, grads, compensation=rests, **options)
         return gradkit.jax.accumulate_grads(buffers, grads, rounding=way, **options), rests
 
     for scale in (0.0, jnp.float32(-0.0)):

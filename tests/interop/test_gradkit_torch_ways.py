@@ -62,7 +62,7 @@ OTHERS = [
     {"num_groups": 6},
     {"momentum": 0.0},
     {"momentum": 1},
-    {"running_mean": None, "running_var": None},
+    {"running_mean": None, "running_var": None, "momentum": 0.1},
     {"running_mean": vector(5).double(), "running_var": vector(6).double()},
     {"mean": vector(7) * 3},
     {"var": vector(8) * 3},

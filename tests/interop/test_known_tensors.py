@@ -4,6 +4,7 @@ Each test makes a plain call first, after which a call's plan is known.
 """
 
 import ctypes
+from functools import partial
 
 import pytest
 
@@ -346,11 +347,12 @@ def placed(torch):
         found.data, found.byte_offset = found.data - 8, 8
         return failed
 
+    views = partial(adapter.Torch().views, write=False)
     stand_in = _ExchangeApi(real.major, real.minor, describe=_Describe(describe))
     capsule = _capsule_of(ctypes.addressof(stand_in), _CAPSULE, None)
-    assert code.use_tensors(*kinds, capsule)
+    assert code.use_tensors(*kinds, capsule, views)
     yield code, places
-    assert code.use_tensors(*kinds, own)
+    assert code.use_tensors(*kinds, own, views)
 
 
 def test_only_tensors_on_one_device_of_the_right_type_are_used(torch, placed):
@@ -360,7 +362,7 @@ def test_only_tensors_on_one_device_of_the_right_type_are_used(torch, placed):
     def used():
         described = code.described_tensors([first, None, second], 1, False, 2, 16)
         borrowed = code.borrowed_tensors([first, second], 2)
-        plain = code.plain_tensors([first, second], True, 2)
+        plain = code.disjoint_tensors([first, second], 2)
         assert (described is None) == (borrowed is None) == (not plain)
         return described
 
@@ -407,8 +409,8 @@ def test_lists_of_other_layouts_are_told_apart(torch):
 def test_another_version_of_the_interface_is_not_used(torch):
     code, kinds = adapter._describing(), (torch.Tensor, torch.nn.Parameter)
     other = _ExchangeApi(2, 0)
-    assert not code.use_tensors(*kinds, _capsule_of(ctypes.addressof(other), _CAPSULE, None))
-    assert code.plain_tensors([torch.ones(2)], True, 1)
+    assert not code.use_tensors(*kinds, _capsule_of(ctypes.addressof(other), _CAPSULE, None), list)
+    assert code.table([torch.ones(2)], True) is not None
 
 
 def test_without_the_interface_tensors_are_seen_as_before(torch, known, monkeypatch):

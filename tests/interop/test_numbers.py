@@ -49,13 +49,13 @@ def test_numbers_of_norms_that_are_differentiated(name):
     further = {"group_norm": (2,), "batch_norm": (None, None, None, None, True)}
     x, eps = torch.ones(3, 4), torch.tensor(1e-5)
     given = further.get(name, ((4,),))
-    refused = pytest.raises(TypeError, match=r"^eps must be a real number, not .*its \.item\(\)")
-    with refused:
+    refused = r"^eps must be a real number, not .*(its \.item\(\)|which is being traced)"
+    with pytest.raises(TypeError, match=refused):
         getattr(ours, name)(x, *given, eps=eps)
 
     def traced(eps):
         return getattr(theirs, name)(jax.numpy.ones((3, 4)), *further.get(name, ())[:1], eps=eps)
 
     for run in (traced, jax.jit(traced)):
-        with refused:
+        with pytest.raises(TypeError, match=refused):
             run(jax.numpy.float32(1e-5))
