@@ -285,6 +285,8 @@ def consumer(request, monkeypatch):
 def test_what_is_exported_to_be_read_is_not_written(flags, dtype):
     import cupy
 
+    if dtype == "bfloat16" and int(cupy.__version__.split(".")[0]) < 14:
+        pytest.skip(f"CuPy {cupy.__version__} has no bfloat16")
     own = cupy.asarray(hosts()[0].astype(dtype))
     before = own.get()
     calls = attempts(lambda array: Producer(array, flags * (array is own)), own)

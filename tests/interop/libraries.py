@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradkit import _host
+
 REQUIRED = os.environ.get("GRADKIT_REQUIRE_FRAMEWORKS") == "1"
 
 
@@ -20,6 +22,26 @@ def framework(name: str) -> Any:
         if REQUIRED:
             raise
         pytest.skip(f"{name} is not installed: {error}")
+
+
+class _WithoutTables:
+    def __init__(self, code: Any):
+        self._code = code
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._code, name)
+
+    def table(self, *_: Any) -> None:
+        """Say that a list has none."""
+
+    def known(self, *_: Any) -> tuple[None, None, tuple[()]]:
+        """Say that a call has no plan."""
+        return None, None, ()
+
+
+def without_tables() -> Any:
+    """Compiled code that takes no list: CPU tensors stand in for a device's."""
+    return _host.code and _WithoutTables(_host.code)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from gradkit._open import dispatch, gradients
 from testbed.emulator import EmulatedDevice, IdleDevice
 from tests.devices.emulated import on_device
 
-from .libraries import framework
+from .libraries import framework, without_tables
 
 FUNCTIONS = {
     "norm": lambda grads: gradkit.grad_norm(grads),
@@ -39,19 +39,6 @@ _UNKNOWN = 0  # compiled code asks a tensor itself on which device it lies
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
-class WithoutTables:
-    """Compiled code to which no tensor is in host memory."""
-
-    def __getattr__(self, name):
-        return getattr(adapter._describing(), name)
-
-    def table(self, *_):
-        return None
-
-    def known(self, *_):
-        return None, None, ()
-
-
 @contextmanager
 def cuda_tensors_on(device):
     """While CPU tensors are CUDA ones: the tensors of which an array was made."""
@@ -66,7 +53,7 @@ def cuda_tensors_on(device):
         return on_device(host, backend)
 
     with (
-        patch.object(_host, "code", _host.code and WithoutTables()),
+        patch.object(_host, "code", without_tables()),
         patch.object(adapter, "_is_cuda", attrgetter("is_cpu")),
         patch.object(adapter, "_ON_CUDA", adapter._ON_CPU),
         patch.object(adapter, "_device_number", lambda _: 0),

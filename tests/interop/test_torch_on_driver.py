@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit import _host
 from gradkit._arrays import cuda
 from gradkit._arrays import torch as adapter
 from gradkit._cuda.cudnn import engines, library
 from gradkit._open import dispatch
 from tests.cudnn.fake import FakeCudnn
 
-from .libraries import framework
+from .libraries import framework, without_tables
 from .test_devices import check_hazards
 
 if "testbed.driver.plugin" not in sys.modules:
@@ -79,6 +80,7 @@ def memory(torch, monkeypatch):
     made = Memory()
     cuda.backends().backend_of(made.room)  # from a device's second call on its backend is known
     dispatch._plans.clear()
+    monkeypatch.setattr(_host, "code", without_tables())
     monkeypatch.setattr(adapter, "_is_cuda", lambda _: True)
     monkeypatch.setattr(adapter, "_ON_CUDA", adapter._ON_CPU)
     monkeypatch.setattr(adapter, "_device_number", lambda _: 0)
