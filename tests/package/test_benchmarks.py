@@ -548,8 +548,8 @@ def test_plots_are_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("place", "most"),
     [
-        ("numpy", [(11, 7), (12, 8), (12, 8), (8, 6)]),
-        ("idle", [(21, 10), (48, 15), (63, 18), (116, 17)]),
+        ("numpy", [(12, 7), (13, 8), (13, 8), (9, 7)]),
+        ("idle", [(24, 11), (54, 17), (72, 20), (126, 19)]),
     ],
 )
 def test_a_warm_call_runs_few_functions_of_few_files(place, most):
