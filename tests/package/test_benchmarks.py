@@ -549,7 +549,7 @@ def test_plots_are_drawn(tmp_path):
     ("place", "most"),
     [
         ("numpy", [(12, 7), (13, 8), (13, 8), (9, 7)]),
-        ("idle", [(24, 11), (54, 17), (72, 20), (126, 19)]),
+        ("idle", [(24, 11), (54, 17), (84, 23), (140, 21)]),
     ],
 )
 def test_a_warm_call_runs_few_functions_of_few_files(place, most):
