@@ -98,7 +98,7 @@ class Given:
         if type(value) is float and math.isfinite(value):
             return value
         factor = self.number(value, label)
-        read = self.first()[1] is None and is_array(value) and not is_scalar(value)
+        read = is_array(value) and not is_scalar(value) and self.first()[1] is None
         return factor if read or not isinstance(factor, float) else checks.finite(factor, label)
 
     def share(self, value: Any, label: str) -> Number:
