@@ -4,8 +4,8 @@
 // themselves; the third arrays, `rests`, are of the buffers' dtype and written too. With
 // change = rest + scale * grad, sum = buffer + change: buffer = sum rounded, rest = sum - buffer
 // rounded, or 0 if the buffer is not finite. All in double, by Knuth's two-sum, and with the bits of
-// the CPU backends. To overwrite, both were -0. With a scale of 0 gradients are
-// left out. Flags and scale are read on the device. Deterministic: elements are independent.
+// the CPU backends. To overwrite, both were -0. With a scale of 0 gradients are left out. Flags and
+// scale are read on the device. Deterministic: elements are independent.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 

@@ -7,8 +7,8 @@
 //
 // A state is 6 doubles: status, 0 for a rank that did not fail; digest, a number that identifies
 // the call; numbers, another that identifies the values of scale and max_norm, which the host may
-// not know; and the rank's Part, computed by norm_parts of norm.cu. -DORDER as there. Outputs are written with =. Deterministic: ranks are added in order,
-// so that all of them get the same bits.
+// not know; and the rank's Part, computed by norm_parts of norm.cu. -DORDER as there. Outputs are
+// written with =. Deterministic: ranks are added in order, so that all of them get the same bits.
 //
 // Launch: one thread.
 

@@ -30,7 +30,8 @@ class OfList:
             if (given := getattr(call, name)) is not None:
                 check_result(given, spec)
         plan = Plan(specs, {name: getattr(call, name) for name in call.numbers})
-        plan.by_name = any(getattr(call, name) != value for name, value in self.usual.items())
+        fields = ((getattr(call, name), value) for name, value in self.usual.items())
+        plan.by_name = any(type(own) is not type(value) or own != value for own, value in fields)
         return plan
 
 

@@ -16,7 +16,7 @@ from gradkit._arrays import Framework
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_OURS = os.path.dirname(os.path.dirname(__file__))
+_OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # not a sibling of like name
 _NO_NAMES: Mapping[str, str] = {}
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 

@@ -350,3 +350,16 @@ def test_results_apart_from_found_inf(backend):
         with pytest.raises(ValueError, match=r"out.* shares memory with found_inf"):
             call()
     np.testing.assert_array_equal(backend.asnumpy(room), [7, 7])
+
+
+@pytest.mark.parametrize("value", [2, np.float64(2.0), np.float32(2.0), np.array(2.0)])
+def test_a_scale_of_any_kind_of_number(backend, value):
+    """By a known call as by the first one."""
+    for _ in range(2):
+        assert float(gradkit.grad_norm([backend.asarray(np.ones(4))], scale=value)) == 4
+        grads = {"w": backend.asarray(np.ones(4))}
+        assert float(gradkit.clip_grad_norm(grads, 2, scale=value)) == 4
+        np.testing.assert_allclose(backend.asnumpy(grads["w"]), 1.0)
+    for replicas in (True, 1.0):
+        with pytest.raises(TypeError, match="replicas must be an integer"):
+            gradkit.grad_norm([backend.asarray(np.ones(4))], replicas=replicas)
