@@ -136,6 +136,7 @@ def _plan_of_lists(call: Call, outs: tuple[Array | None, ...]) -> Plan:
     plan.backend, plan.missing = chosen.get(), _missing(plan, outs)
     if table.are_tensors:
         plan.library = framework_for(type(table.arrays[0]))
+        plan.by_name |= not _host.is_compiled()  # NumPy writes no tensor
     return plan
 
 
