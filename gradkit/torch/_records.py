@@ -45,10 +45,19 @@ def norm_of(name: str, forward: type[Call], gradient: type[Call], **instead: str
     wanted = [n for n in _names(gradient) if n not in ("dy", "ds")]
     pick: Any = itemgetter(*(names.index(instead.get(n, n)) for n in wanted))
     tensors = sum(n not in gradient.numbers for n in wanted)
+    lacks_offset = "scale_offset" in forward.numbers and "scale_offset" not in gradient.numbers
+    offset = names.index("scale_offset") if lacks_offset else 0
 
     def keep(inputs: Any, results: Any) -> Kept:
         found = pick((*inputs, *results))
         return found[:tensors], found[tensors:]
+
+    def keep_without_offset(inputs: Any, results: Any) -> Kept:
+        if inputs[offset]:
+            raise NotImplementedError(
+                f"{name} has no gradient by a scale_offset; pass scale + scale_offset as scale"
+            )
+        return keep(inputs, results)
 
     if gradient not in _gradients:
         own = re.sub(r"(?<!^)(?=[A-Z])", "_", gradient.__name__).lower()
@@ -56,7 +65,7 @@ def norm_of(name: str, forward: type[Call], gradient: type[Call], **instead: str
     return Norm(
         _operator(name, forward),
         _gradients[gradient],
-        keep,
+        keep_without_offset if lacks_offset else keep,
         residual="s" in forward.result_names,
         past="ds" in _names(gradient),
         in_place=len(forward.in_place),

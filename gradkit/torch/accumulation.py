@@ -1,12 +1,13 @@
 """The sum of a model's gradients over micro-batches."""
 
+import gc
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import all_reduce, get_world_size
+from torch.distributed import all_reduce, get_world_size, is_available, is_initialized
 from torch.nn.parallel import DistributedDataParallel
 
 import gradkit
@@ -29,7 +30,7 @@ class GradAccumulator:
     parameters : torch.nn.Module, or iterable of Tensor
         Those without a gradient in a step are left without one. DTensors are accepted as by
         :func:`clip_grad_norm_`. Under ``DistributedDataParallel`` pass that module itself: its
-        parameters do not tell which backward passes its ``no_sync`` has left out.
+        parameters do not tell which backward passes its ``no_sync`` has left out, and are refused.
 
     Notes
     -----
@@ -63,6 +64,7 @@ class GradAccumulator:
         self._parameters = clipping.parameters_in(given)
         modules = () if module is None else module.modules()
         self._replicated = [m for m in modules if isinstance(m, DistributedDataParallel)]
+        _refuse_replicated(self._parameters, self._replicated)
         self._sums: dict[int, Tensor] = {}  # by position, kept from step to step
         self._added: dict[int, None] = {}  # those of this step, in the order of the parameters
 
@@ -192,6 +194,24 @@ def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
                     bucket = []
         if bucket:
             yield bucket
+
+
+def _refuse_replicated(parameters: list[Tensor], known: list[DistributedDataParallel]) -> None:
+    """Raise if parameters are those of another module that averages their gradients over ranks."""
+    if not (is_available() and is_initialized()):
+        return
+    own = set(map(id, parameters))
+    for each in gc.get_objects():
+        if (
+            issubclass(type(each), DistributedDataParallel)
+            and not any(each is one for one in known)
+            and get_world_size(each.process_group) > 1
+            and not own.isdisjoint(map(id, each.parameters()))
+        ):
+            raise ValueError(
+                "parameters are those of a DistributedDataParallel module; pass that module, which "
+                "tells what its no_sync has left to average"
+            )
 
 
 def _refuse_shared(grads: dict[int, Tensor]) -> None:

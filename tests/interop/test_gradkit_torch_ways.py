@@ -71,7 +71,7 @@ OTHERS = [
 ]
 
 
-FIXED = ("invertible_layer_norm", "scale_offset")  # which no function passes
+FIXED = ("invertible_layer_norm", "scale_offset")  # which has no gradient
 DIFFERENTIABLE = {"x", "residual", "gate", "scale", "bias"}
 
 
@@ -100,6 +100,12 @@ def test_every_argument_has_more_than_one_value_here(name):
     for key in names_of(name):
         values = [given[key] for given in calls_of(name)]
         assert (len({*map(id, values)}) > 1) != ((name, key) == FIXED), key
+
+
+def test_an_offset_without_a_gradient_is_refused():
+    given = FIRST | {"scale_offset": 1.0, "x": FIRST["x"].clone().requires_grad_()}
+    with pytest.raises(NotImplementedError, match=r"pass scale \+ scale_offset as scale"):
+        NORMS[FIXED[0]](*(given[name] for name in names_of(FIXED[0])))
 
 
 class Calls(torch.nn.Module):

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gradkit.distributed import from_torch
 from tests.processes.norms import bits
@@ -172,6 +173,11 @@ def accumulation_under_ddp(place):
 
         no_sync = staticmethod(contextlib.nullcontext)
 
+    inside = DistributedDataParallel(torch.nn.Linear(2, 1))
+    for given in (inside.parameters(), inside.module) if place.size > 1 else ():
+        with pytest.raises(ValueError, match="DistributedDataParallel module; pass that module"):
+            ours.GradAccumulator(given)
+    ours.GradAccumulator(torch.nn.Linear(2, 1).parameters())
     expected = trained([[x]] * 3, (), Model, 1)
     assert expected[0][0] > 0.5  # so that it clips
     found = []
