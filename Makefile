@@ -295,6 +295,7 @@ $(PTX_PARTS:%=test-ptx-%): test-ptx-sm_%: $(STAMP)
 .venv-cupy13/.installed .venv-cupy14/.installed: .venv-%/.installed: requirements/%.txt
 .venv-cupy13/.installed: PACKAGES := --require-hashes --requirement requirements/cupy13.txt
 .venv-cupy14/.installed: PACKAGES := --require-hashes --requirement requirements/cupy14.txt
+.venv-cupy14/.installed: COMPILED = $(EDITABLE)
 .venv-frameworks/.installed: PACKAGES = $(EDITABLE)[demo,test] --requirement requirements/frameworks.in \
 	--constraint requirements/frameworks.txt
 .venv-lock/.installed: PACKAGES := uv
@@ -309,7 +310,8 @@ $(PTX_PARTS:%=test-ptx-%): test-ptx-sm_%: $(STAMP)
 .venv-package/.installed: requirements/package.txt
 # What `make venv` has compiled, for other environments: each of them would take a minute and a half.
 EDITABLE = $(shell echo build/editable/*.whl)
-.venv-bench/.installed .venv-cudnn8/.installed .venv-cudnn9/.installed .venv-frameworks/.installed: | build/editable/.made
+.venv-bench/.installed .venv-cudnn8/.installed .venv-cudnn9/.installed .venv-cupy14/.installed \
+	.venv-frameworks/.installed: | build/editable/.made
 build/editable/.made: $(STAMP)
 	@rm -rf $(@D)
 	@$(BIN)/python -c "from scikit_build_core.build import build_editable as build; \
@@ -320,6 +322,7 @@ build/editable/.made: $(STAMP)
 	@echo "Installing into $(@D) ..."
 	@$(PYTHON) -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip install $(QUIET) $(PACKAGES)
+	@$(if $(COMPILED),$(@D)/bin/python -m pip install $(QUIET) --no-deps $(COMPILED))
 	@$(@D)/bin/python -m compileall $(ON_ALL_CORES) $(@D)/lib >/dev/null || true
 	@touch $@
 

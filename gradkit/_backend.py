@@ -1,9 +1,7 @@
 """The types that everything shares: arrays, their specifications, and lists of gradients."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import compress
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,9 +18,6 @@ Shape: TypeAlias = tuple[int, ...]
 # The axes of each gradient that a norm sums over, in ascending order. A unit is what it covers.
 Axes: TypeAlias = tuple[tuple[int, ...], ...]
 Number: TypeAlias = Array | float  # a float, or a 0-d float64 array that is read on its device
-
-
-_shape_of, _dtype_of = attrgetter("shape"), attrgetter("dtype")
 
 
 class Spec(NamedTuple):
@@ -55,114 +50,18 @@ class Views(list[Array]):
     plan: Any = None
 
 
-class Spans(NamedTuple):
-    """Where arrays begin and end that are contiguous and share no memory, in their order there."""
-
-    begins: np.ndarray[Any, Any]
-    ends: np.ndarray[Any, Any]
-
-    @classmethod
-    def of(cls, starts: Sequence[int], sizes: Sequence[int]) -> "Spans | None":
-        """Those of ranges of bytes, unless two of them meet."""
-        begins = np.array(starts, np.uint64)
-        order = begins.argsort()
-        ends = begins + np.array(sizes, np.uint64)
-        made = cls(begins[order], ends[order])
-        return made if (made.ends[:-1] <= made.begins[1:]).all() else None
-
-    def apart_from(self, begins: Any, ends: Any) -> bool:
-        """Whether none meets a range of some others, which may meet each other."""
-        begun = self.begins.searchsorted(np.asarray(ends, np.uint64), "left")
-        ended = self.ends.searchsorted(np.asarray(begins, np.uint64), "right")
-        return bool((begun == ended).all())
-
-
-class Known:
-    """Addresses and layouts of gradients; those that come again are the same object.
-
-    Caches find an object at once, and would compare a thousand addresses anew in each look-up.
-    ``disjoint`` is whether the gradients are contiguous and share no memory, once somebody asked;
-    then they may have ``spans``.
-    """
-
-    __slots__ = ("addresses", "disjoint", "layout", "spans")
-
-    def __init__(self, addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]):
-        self.addresses, self.layout = addresses, layout
-        self.disjoint: bool | None = None
-        self.spans: Spans | None = None
-
-
-_known = lru_cache(maxsize=64)(Known)
-
-
-class Borrowed(Sequence[Array]):
-    """The gradients of one call in device memory, as addresses and layouts.
-
-    Lists need no more: an array for each of a thousand of another library's gradients takes longer
-    than the rest of the call, and so does it to ask arrays twice. ``layout`` has one tuple per
-    property of all arrays, which decides everything but where they lie; ``known`` stands for both.
-    ``make`` gives the array at a position, for whoever wants arrays; ``own`` are the library's,
-    which say what the layout of another library does not tell. ``plan`` is as in ``Views``.
-    """
-
-    plan: Any = None
-
-    def __init__(
-        self,
-        addresses: tuple[int, ...],
-        layout: tuple[tuple[Any, ...], ...],
-        make: Callable[[int], Array],
-        own: Sequence[Any] = (),
-    ):
-        self.addresses, self.layout = addresses, layout
-        self.known = _known(addresses, layout)
-        self._make, self._own = make, own
-        self._made: list[Array] = []
-
-    @property
-    def has_shapes(self) -> bool:
-        """Whether the layout has shapes, and not the numbers of elements alone."""
-        return len(self.layout) > 2
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """The shape of each."""
-        return self.layout[1] if self.has_shapes else tuple(map(_shape_of, self._own or self))
-
-    @property
-    def dtypes(self) -> tuple[Any, ...]:
-        """The dtype of each, as its library has it."""
-        return self.layout[0] if len(self.layout) > 1 else tuple(map(_dtype_of, self._own or self))
-
-    def __len__(self) -> int:
-        return len(self.addresses)
-
-    def __iter__(self) -> Iterator[Array]:
-        if not self._made:
-            self._made = list(map(self._make, range(len(self))))
-        return iter(self._made)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._made[index] if self._made else self._make(index)
-
-
 def picked(views: Sequence[Array], chosen: Iterable[Any]) -> Sequence[Array]:
     """Those of a call's gradients that are chosen."""
-    if not isinstance(views, (list, Borrowed)):  # compiled code's own table
-        return views.picked(chosen)  # type: ignore[attr-defined]
-    if not isinstance(views, Borrowed) or len(views.layout) == 1:
+    if isinstance(views, list):
         return Views(compress(views, chosen))
-    places = [*compress(range(len(views)), chosen)]
-    addresses, *layout = (tuple([of[k] for k in places]) for of in (views.addresses, *views.layout))
-    return Borrowed(addresses, tuple(layout), lambda k: views[places[k]])
+    return views.picked(chosen)  # type: ignore[attr-defined]  # compiled code's own table
 
 
 class OneDevice(NamedTuple):
     """Those of a call's gradients that lie on one device."""
 
     positions: tuple[int, ...]  # in the list of all
-    views: Views | Borrowed
+    views: Sequence[Array]  # Views, or compiled code's own table
 
     def of(self, items: Sequence[Any]) -> list[Any]:
         """Those of a list's items, one for each gradient of the call, that go with these."""

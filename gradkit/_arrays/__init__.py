@@ -23,15 +23,16 @@ __all__ = [
     "NOTHING",
     "Framework",
     "Lent",
-    "are_tensors_new",
     "backend_of",
     "framework_for",
     "framework_of",
     "is_array",
+    "is_library_new",
     "register",
 ]
 
 HOST = NumPy()
+_DESCRIBED = ("torch", "Tensor"), ("cupy", "ndarray")  # whose arrays compiled code reads
 # A type belongs to the first that owns it.
 _FRAMEWORKS: tuple[Framework, ...] = (
     HOST,
@@ -70,10 +71,13 @@ def backend_of(view: Array) -> Backend:
     return framework.backend_of(view)
 
 
-def are_tensors_new() -> bool:
-    """Whether PyTorch was imported since the last look, so that compiled code knows its tensors."""
-    kind = getattr(sys.modules.get("torch"), "Tensor", None)
-    return not (kind is None or kind in _BY_TYPE) and framework_for(kind) is not None
+def is_library_new() -> bool:
+    """Whether PyTorch or CuPy was imported since the last look; now compiled code knows it."""
+    kinds = (getattr(sys.modules.get(name), own, None) for name, own in _DESCRIBED)
+    new = [kind for kind in kinds if not (kind is None or kind in _BY_TYPE)]
+    for kind in new:
+        framework_for(kind)
+    return bool(new)
 
 
 def is_array(value: Any) -> bool:

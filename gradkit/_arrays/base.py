@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gradkit._backend import Array, Borrowed, Shape, Spans, Spec
+from gradkit._backend import Array, Shape, Spec
 from gradkit._calls.backend import Backend
 from gradkit._calls.record import Plan
 from gradkit.errors import BackendUnavailableError
@@ -46,7 +46,7 @@ class Framework:
     name = ""
     module = ""  # the top-level module, which is imported before any array exists
     immutable = False  # whether its arrays are immutable
-    lends = False  # whether it has `lent` and `known_backend`
+    lends = False  # whether it has `lent`
     returns_views = False  # whether results are the arrays that a backend made, unchanged
 
     def owns(self, kind: type) -> bool:
@@ -82,10 +82,6 @@ class Framework:
         """New arrays of the shapes and dtypes of a table's; ``None``: use ``empty``."""
         return None
 
-    def columns(self, arrays: Sequence[Any]) -> Borrowed | None:
-        """Arrays that are views already, as lists need them, if all are floating-point ones."""
-        return None
-
     def lent(self, like: Any, arrays: Sequence[Any], written: int, *, detach: bool) -> Lent | None:
         """Arrays, which may be absent, as a call of a known plan uses them.
 
@@ -102,8 +98,8 @@ class Framework:
         """
         return None
 
-    def known_backend(self, array: Any) -> Backend | None:
-        """What computes on views of an array, if that is known without a view."""
+    def known_backend(self, device: int) -> Backend | None:
+        """What computes on the CUDA device of that number, if that is known without a view."""
         return None
 
     def backend_of(self, view: Array) -> Backend:
@@ -118,9 +114,9 @@ class Framework:
         """A new array on the device of ``like``; ``None``: use the backend's."""
         return None
 
-    def outputs(self, specs: Sequence[Spec | None], like: Any) -> list[Any]:
-        """New arrays as these specs say, on the device of ``like``, contents undefined."""
-        return [spec and self.new(spec.shape, spec.dtype, like) for spec in specs]
+    def outputs(self, specs: Sequence[Spec | None], table: Any) -> tuple[list[Any], list[Any]]:
+        """New results of a call on a table's arrays: as the backend takes them, and the caller."""
+        raise NotImplementedError
 
     def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
         """Memory for a new result on the device of ``like``; ``None``: use the backend's.
@@ -147,25 +143,6 @@ class Framework:
             stop = start + math.prod(shape)
             yield vector[start:stop].reshape(shape) if shape else vector[start, ...]
             start = stop
-
-    def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:
-        """Whether a cheap test shows that the arrays are writable and share no memory."""
-        return self.spans(views) is not None
-
-    def spans(self, views: Sequence[Array]) -> Spans | None:
-        """Where borrowed arrays lie, if they are contiguous and no two share memory."""
-        if not isinstance(views, Borrowed):
-            return None
-        known = views.known
-        if known.spans is None and known.disjoint is not False:
-            sizes = self.sizes(known.layout)
-            known.spans = None if sizes is None else Spans.of(known.addresses, sizes)
-            known.disjoint = known.spans is not None
-        return known.spans
-
-    def sizes(self, layout: tuple[tuple[Any, ...], ...]) -> list[int] | None:
-        """The bytes of borrowed arrays of such a layout, if all are contiguous."""
-        raise NotImplementedError
 
     def widest(self, like: Any) -> str:
         """The widest floating dtype that arrays of this library can have, where ``like`` is."""

@@ -2,19 +2,18 @@
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
 
+from gradkit import _host
 from gradkit._arrays import cuda
 from gradkit._arrays.base import NOTHING, Framework
-from gradkit._backend import Array, Borrowed, Shape
+from gradkit._backend import Array, Shape
 from gradkit._calls.backend import Backend
-from gradkit._dtypes import float_name
 
-_dtype, _shape, _strides = map(attrgetter, ("dtype", "shape", "strides"))
-_address, _device_number = attrgetter("data.ptr"), attrgetter("data.device_id")
+_device_number = attrgetter("data.device_id")
 
 
 class CuPy(Framework):
@@ -24,7 +23,10 @@ class CuPy(Framework):
     returns_views = True
 
     def owns(self, kind: type) -> bool:
-        return issubclass(kind, sys.modules["cupy"].ndarray)
+        ndarray = sys.modules["cupy"].ndarray
+        if kind is ndarray and _host.code is not None:
+            _host.code.use_device_arrays(kind)
+        return issubclass(kind, ndarray)
 
     def computes_on(self, kind: type) -> bool:
         return True
@@ -46,29 +48,14 @@ class CuPy(Framework):
                 return None
         return known.get(current)
 
+    def known_backend(self, device: int) -> Backend | None:
+        return cuda.known_backend(device)
+
     def backend_of(self, view: Array) -> Backend:
         return cuda.backends().backend_of(view)
 
     def wrap(self, result: Array, like: Any) -> Any:
         return result
-
-    def columns(self, arrays: Sequence[Any]) -> Borrowed | None:
-        dtypes = tuple(map(_dtype, arrays))
-        if None in map(float_name, set(dtypes)):
-            return None
-        layout = dtypes, tuple(map(_shape, arrays)), tuple(map(_strides, arrays))
-        return Borrowed(tuple(map(_address, arrays)), layout, arrays.__getitem__)
-
-    def sizes(self, layout: tuple[tuple[Any, ...], ...]) -> list[int] | None:
-        sizes = []
-        for dtype, shape, strides in zip(*layout, strict=True):
-            size = dtype.itemsize
-            for length, step in zip(reversed(shape), reversed(strides), strict=True):
-                if length != 1 and step != size:
-                    return None
-                size *= length
-            sizes.append(size)
-        return sizes
 
     def parts(self, vector: Any, shapes: Iterable[Shape]) -> Iterable[Any]:
         """The same in half the time: CuPy looks for a while at what it is to slice."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import cache, lru_cache, partial
 from itertools import repeat
 from math import prod
-from operator import attrgetter, methodcaller, mul
+from operator import attrgetter, methodcaller
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from gradkit import _host
 from gradkit._arrays import cuda
 from gradkit._arrays.base import NOTHING, Framework, Lent
-from gradkit._backend import LARGE, Array, Borrowed, Shape, Spec
+from gradkit._backend import LARGE, Array, Shape, Spec
 from gradkit._calls.backend import Backend, NeedsArrays
 from gradkit._calls.record import Plan
 from gradkit._dtypes import FLOATS, dtype_named
@@ -34,7 +34,6 @@ _REQUIRES_GRAD = (
 _CAST = re.compile(r"\.astype\(np\.(\w+)\)")
 _ON_CPU, _ON_CUDA = 1, 2  # as DLPack numbers types of devices
 _ALIGNED = 16  # bytes: no access of a kernel is wider
-_ITEMSIZES = 2, 2, 4, 8  # of the dtypes of FLOATS, as compiled code numbers them
 NESTED = "pass its .values(), or each tensor of its .unbind()"
 
 
@@ -71,12 +70,9 @@ class Torch(Framework):
         return _on_device(array)
 
     def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Array]:
-        # The common case, plain tensors, takes a few passes over the list.
-        views: Sequence[Array] | None
-        if _is_cuda(arrays[0]):
-            views = _borrowed(arrays)
-        else:
-            views = None if any(map(_requires_grad, arrays)) else _all_on_host(arrays)
+        # The common case, plain tensors on the host, takes a few passes over the list.
+        usual = not (_is_cuda(arrays[0]) or any(map(_requires_grad, arrays)))
+        views = _all_on_host(arrays) if usual else None
         return super().views(arrays, write=write) if views is None else views
 
     def lent(self, like: Any, arrays: Sequence[Any], written: int, *, detach: bool) -> Lent | None:
@@ -102,7 +98,7 @@ class Torch(Framework):
         torch = sys.modules["torch"]
         if _is_observed(arrays[0]):
             return None
-        if max(map(torch.Tensor.numel, arrays)) * _ITEMSIZES[-1] >= LARGE:
+        if max(map(torch.Tensor.numel, arrays)) * torch.float64.itemsize >= LARGE:
             return [self.new(a.shape, _numpy_dtype(a.dtype), a) for a in arrays]
         return [torch.empty_like(a, memory_format=torch.contiguous_format) for a in arrays]
 
@@ -115,6 +111,13 @@ class Torch(Framework):
         else:
             tensor = torch.empty(shape, dtype=_torch_dtype(dtype), device=like.device)
         return None if _is_observed(tensor) else tensor
+
+    def outputs(self, specs: Sequence[Spec | None], table: Any) -> tuple[list[Any], list[Any]]:
+        like = table.arrays[0]
+        made = [spec and self.new(spec.shape, spec.dtype, like) for spec in specs]
+        if table.device < 0:  # compiled code takes tensors
+            return made, made
+        return [each if each is None else _on_device(each) for each in made], made
 
     def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
         # PyTorch's allocator tracks the streams that a tensor is used on, and can resize.
@@ -143,24 +146,8 @@ class Torch(Framework):
             return NOTHING
         return _on_stream(_device_number(like))
 
-    def known_backend(self, array: Any) -> Backend | None:
-        return cuda.known_backend(_device_number(array)) if _is_cuda(array) else None
-
-    def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:
-        code = _describing()
-        if code is not None and isinstance(views, Borrowed) and views.known.disjoint is None:
-            views.known.disjoint = code.disjoint_tensors(arrays, _ON_CUDA)
-        return super().known_disjoint(arrays, views)
-
-    def sizes(self, layout: tuple[tuple[Any, ...], ...]) -> list[int] | None:
-        if len(layout) == 1:  # as compiled code has it
-            seen: Any = layout[0]
-            contiguous, _, *numbers = memoryview(seen).cast("q")
-            sizes = map(_ITEMSIZES.__getitem__, numbers[::2]), numbers[1::2]
-            return [*map(mul, *sizes)] if contiguous else None
-        if len(layout) > 2:
-            return None
-        return [count * _numpy_dtype(dtype).itemsize for dtype, count in zip(*layout, strict=True)]
+    def known_backend(self, device: int) -> Backend | None:
+        return cuda.known_backend(device)
 
 
 # How a result is made: like what is at a place, or by itself; an absent one is not. Places count
@@ -415,41 +402,6 @@ def _all_on_host(tensors: Sequence[Any]) -> Sequence[Array] | None:
 @lru_cache
 def _strides(steps: Shape, size: int) -> Shape:
     return tuple([step * size for step in steps])
-
-
-def _borrowed(tensors: Sequence[Any]) -> Borrowed | None:
-    """Many CUDA tensors in a few passes over them, if ``_why_not`` accepts each of them.
-
-    A tensor of another layout than strided has no ``data_ptr``, or no ``is_contiguous``.
-    """
-    layout: tuple[tuple[Any, ...], ...]
-    code, tensor = _describing(), sys.modules["torch"].Tensor
-    seen = None if code is None else code.borrowed_tensors(tensors, _ON_CUDA)
-    if seen is not None:
-        addresses, layout = seen
-        return Borrowed(addresses, layout, lambda k: _on_device(tensors[k]), tensors)
-    try:
-        if (
-            not all(map(_is_cuda, tensors))
-            or any(map(_requires_grad, tensors))
-            or any(map(tensor.is_neg, tensors))
-            or len(_device_numbers(tensors)) > 1
-        ):
-            return None
-        addresses, dtypes = tuple(map(tensor.data_ptr, tensors)), tuple(map(_dtype_of, tensors))
-        if all(map(tensor.is_contiguous, tensors)):
-            layout = dtypes, tuple(map(tensor.numel, tensors))
-        else:
-            layout = dtypes, tuple(map(_shape_of, tensors)), tuple(map(tensor.stride, tensors))
-    except RuntimeError:
-        return None
-    if not (all(addresses) and all(_name_of(dtype) in FLOATS for dtype in set(dtypes))):
-        return None
-    return Borrowed(addresses, layout, lambda k: _on_device(tensors[k]), tensors)
-
-
-def _device_numbers(tensors: Sequence[Any]) -> set[int]:
-    return set(map(sys.modules["torch"].Tensor.get_device, tensors))  # quicker than one by one
 
 
 @cache

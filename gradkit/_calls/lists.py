@@ -1,7 +1,7 @@
 """What backends compute on lists of gradients, and on the numbers that go with them.
 
 A record has what one backend needs for one step of a public function: arrays are the backend's own,
-numbers are checked, and results are there to be written. ``grads`` may be ``Views``, ``Borrowed``
+numbers are checked, and results are there to be written. ``grads`` may be ``Views``, a table
 or, on a backend of several devices, ``Spread``; their norms are float64.
 """
 

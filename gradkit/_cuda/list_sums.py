@@ -1,13 +1,13 @@
 """What adds to gradient buffers on a GPU."""
 
 from collections.abc import Iterator, Sequence
-from operator import add as both
 from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Address, Array, Borrowed
+from gradkit import _host
+from gradkit._backend import Address, Array
 from gradkit._calls.lists import (
     AccumulateGrad,
     AccumulateGrads,
@@ -92,7 +92,7 @@ def average_steps(device: Device, call: EmaUpdate) -> Iterator[Step]:
 def _kinds(grads: Grads, buffers: Grads) -> list[list[int]]:
     """The pairs of each pair of dtypes, by their places."""
     both = [
-        each.dtypes if isinstance(each, Borrowed) else [*map(_dtype_of, each)]
+        [*map(_dtype_of, each.arrays if isinstance(each, _host.Table) else each)]
         for each in (grads, buffers)
     ]
     if all(len(set(dtypes)) == 1 for dtypes in both):  # nearly always
@@ -141,15 +141,10 @@ def _is_plain(plan: ListPlan) -> bool:
 
 
 def _joined(first: Grads, second: Grads) -> Grads:
-    """Both lists as one, without an array for each if both have none."""
-    if not (isinstance(first, Borrowed) and isinstance(second, Borrowed)):
-        return [*first, *second]
-    count = len(first)
-    return Borrowed(
-        first.addresses + second.addresses,
-        tuple(map(both, first.layout, second.layout)),
-        lambda k: first[k] if k < count else second[k - count],
-    )
+    """Both lists as one, without an array for each if both are tables."""
+    if isinstance(first, _host.Table) and isinstance(second, _host.Table):
+        return first.like([*first.arrays, *second.arrays])
+    return [*first, *second]
 
 
 def _with_norm(

@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Address, Array, Axes, Borrowed, Views
+from gradkit import _host
+from gradkit._backend import Address, Array, Axes, Views
 from gradkit._calls.roles import Grads
 from gradkit._cuda.launch.buffers import upload
 from gradkit._cuda.launch.device import Device
@@ -277,7 +278,7 @@ def plan_of(
     The gradients of one call keep theirs for its next step.
     """
     write, alone = targets is not None, targets is None or targets is sources
-    keeping = alone and axes is None and isinstance(sources, (Views, Borrowed))
+    keeping = alone and axes is None and isinstance(sources, (Views, _host.Table))
     if keeping and sources.plan is not None:  # type: ignore[attr-defined]
         device.pointers(sources, write=write)  # an emulator checks what is written
         found: ListPlan = sources.plan  # type: ignore[attr-defined]
@@ -286,10 +287,8 @@ def plan_of(
     addresses = [] if alone else [_places(device, sources)]
     addresses.append(device.pointers(pairs[-1], write=write))  # the last are what may be written
     first, last = pairs[0], pairs[-1]
-    if keeping and isinstance(sources, Borrowed):
-        key: Hashable = (device, device.stream, sources.known)
-    elif isinstance(first, Borrowed) and isinstance(last, Borrowed):
-        key = (device, device.stream, first.known, last.known, *_units(pairs, axes))
+    if isinstance(first, _host.Table) and isinstance(last, _host.Table):
+        key: Hashable = (device, device.stream, first.known, last.known, *_units(pairs, axes))
     else:
         key = (device, device.stream, *addresses, *_properties(pairs, axes))
     plan = _plans.find(key)
@@ -338,17 +337,18 @@ def _properties(pairs: Sequence[Grads], axes: Axes | None) -> tuple[Hashable, ..
 
 
 def _units(pairs: Sequence[Grads], axes: Axes | None) -> tuple[Hashable, ...]:
-    """What decides of units, which lists that are borrowed need not say of themselves."""
+    """What decides of units, which a table's layout need not tell."""
     if axes is None:
         return ()
     first = pairs[0]
-    return axes, first.shapes if isinstance(first, Borrowed) else tuple(map(_shape, first))
+    own = first.arrays if isinstance(first, _host.Table) else first
+    return axes, tuple(map(_shape, own))
 
 
 def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:
     """Everything about arrays but where they lie."""
-    if isinstance(arrays, Borrowed):
-        return arrays.layout
+    if isinstance(arrays, _host.Table):
+        return (arrays.layout,)
     # A tuple for each property, not for each array: fewer objects to make.
     return tuple(tuple(map(of, arrays)) for of in (_shape, _strides, _number))
 

@@ -1,7 +1,6 @@
 """Run an operation: open its arrays, find its plan, make its results, compute, hand back."""
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import is_
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +14,7 @@ from gradkit._host import chosen
 from gradkit._open import memory
 from gradkit._open.foreign import tell
 from gradkit._open.given import Given, known_framework, refuse_write, view_of
-from gradkit._open.gradients import Gradients, has_arrays_alone
+from gradkit._open.gradients import backend_of_table
 from gradkit._open.memory import Named
 from gradkit._open.results import Results, labels_of, refuse
 
@@ -46,7 +45,7 @@ def run(
     try:
         outs = () if out is None else out if type(out) is tuple else (out,)
         if compute is not None or not (out is None or len(outs) == len(call.results)):
-            return _run_by_name(call, out, outs, compute, by_name)
+            return _run_by_name(call, out, compute, by_name)
         if type(like) is not np.ndarray and not call.lists:
             found = _run_foreign(call, like, out, outs)
             return _run_opened(call, out) if found is _NOT_RUN else found
@@ -56,7 +55,7 @@ def run(
                 return _run_plain(call, found, (), outs)
             if type(found) is tuple and found[:2] != (None, None):
                 return _run_anew(call, found, out, outs, by_name)
-        return _run_by_name(call, out, outs, None, by_name)
+        return _run_by_name(call, out, None, by_name)
     except (TypeError, ValueError) as error:
         tell(error, framework_for(type(like)))
         raise
@@ -75,13 +74,11 @@ def _run_anew(
         _remember(key, call.plan)  # arrays that are one may be
         return made
     if plan.by_name:
-        return _run_by_name(call, out, outs, None, by_name)
+        return _run_by_name(call, out, None, by_name)
     return _run_plain(call, plan, passed, outs)
 
 
-def _run_by_name(
-    call: Call, out: Any, outs: tuple[Any, ...], compute: Compute | None, by_name: ByName | None
-) -> Any:
+def _run_by_name(call: Call, out: Any, compute: Compute | None, by_name: ByName | None) -> Any:
     """A call that is opened argument by argument."""
     if by_name is None:
         return _run_opened(call, out, compute)
@@ -89,54 +86,18 @@ def _run_by_name(
         given = getattr(call, each.name)
         if isinstance(given, _host.Table):
             setattr(call, each.name, given.tree)
-    found = _NOT_RUN if outs or len(call.lists) > 1 else _run_list(call)
-    return by_name(call, out) if found is _NOT_RUN else found
-
-
-def _run_list(call: Call) -> Any:
-    """A call of one list that has no table: of arrays on a device, say."""
-    field, numbers = call.lists[0], call.passed(call)
-    given, instead = getattr(call, field.name), call.instead.get(field.name, "")
-    usual = all(getattr(call, name) is None for name in call.rare)
-    if not (usual and _PLAIN.issuperset(map(type, numbers)) and has_arrays_alone(given)):
-        return _NOT_RUN
-    try:
-        held = Gradients(given, instead=instead, several=True)
-    except (TypeError, ValueError):  # which another look raises too
-        return _NOT_RUN
-    if not held.arrays or held.shares or not held.are_whole():
-        return _NOT_RUN
-    options = call.options(call)
-    key = held.backend, held.framework, *options, *map(type, options)
-    try:
-        plan = _plans.get(key)
-    except TypeError:  # see `Opened`
-        return _NOT_RUN
-    if plan is None:
-        plan = _decide(call, ())
-        _remember(key, plan)
-    if plan.by_name:
-        return _NOT_RUN
-    call.plan = plan
-    call.__dict__.update({field.name: held.views, **dict(plan.changed)})
-    if not plan.passed or plan.passed[-1] or not all(map(is_, plan.passed, numbers)):
-        _check_passing(call, numbers)
-    with held.on_stream():
-        results = held.outputs(None, plan.results)  # type: ignore[arg-type]  # all are there
-        call.__dict__.update(zip(call.result_names, results.views, strict=True))
-        call.compute(held.backend)
-        if field.written:
-            held.wrote()
-        return results.results()[0]
+    return by_name(call, out)
 
 
 def _plan_of_lists(call: Call, outs: tuple[Array | None, ...]) -> Plan:
     """The plan of a call that has tables in the place of its lists."""
     plan, table = _decide(call, outs), getattr(call, call.lists[0].name)
-    plan.backend, plan.missing = chosen.get(), _missing(plan, outs)
-    if table.are_tensors:
-        plan.library = framework_for(type(table.arrays[0]))
-        plan.by_name |= not _host.is_compiled()  # NumPy writes no tensor
+    library = framework_for(type(table.arrays[0]))
+    assert library is not None  # that of a table's arrays
+    plan.missing, plan.backend = _missing(plan, outs), backend_of_table(table, library)
+    if library is not HOST:
+        plan.library = library
+        plan.by_name |= table.device < 0 and not _host.is_compiled()  # NumPy writes no tensor
     return plan
 
 
@@ -238,12 +199,15 @@ def _run_plain(
         _check_passing(call, passed)
     if call.checks_values:
         call.check_values(_ON_HOST)
+    if plan.library is not None:
+        table = getattr(call, call.lists[0].name)
+        if table.device < 0:
+            return _run_tables(call, plan, plan.library, table)
+        with plan.library.on_stream(table.arrays[0]):
+            return _run_tables(call, plan, plan.library, table)
     made: Sequence[Array | None] = outs
     if plan.missing:
-        if plan.library is None:
-            made = backend.outputs(plan.missing)
-        else:
-            made = plan.library.outputs(plan.missing, getattr(call, call.lists[0].name).arrays[0])
+        made = backend.outputs(plan.missing)
         if outs:
             made = [new if own is None else own for own, new in zip(outs, made)]  # noqa: B905
     if made:
@@ -252,12 +216,28 @@ def _run_plain(
     for name in plan.widened:
         setattr(call, name, backend.as_float64(getattr(call, name)))
     call.compute(backend)
-    if plan.library is not None:
-        for each in call.lists:
-            if each.written and (table := getattr(call, each.name)) is not None:
-                plan.library.wrote(table.arrays)
     if not made and call.lists:
         return getattr(call, call.lists[0].name).tree  # the caller's own object
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def _run_tables(call: Call, plan: Plan, library: Framework, table: Any) -> Any:
+    """The same of a call of lists of another library than NumPy; all its results are new."""
+    made: Sequence[Any] = ()
+    if plan.missing:
+        if library.returns_views:
+            views = made = plan.backend.outputs(plan.missing)
+        else:
+            views, made = library.outputs(plan.missing, table)
+        for name, view in zip(call.result_names, views):  # noqa: B905
+            setattr(call, name, view)
+    call.compute(plan.backend)
+    if not library.returns_views:
+        for each in call.lists:
+            if each.written and (written := getattr(call, each.name)) is not None:
+                library.wrote(written.arrays)
+    if not made:
+        return table.tree  # the caller's own object
     return made[0] if len(made) == 1 else tuple(made)
 
 

@@ -14,22 +14,21 @@ from gradkit._arrays import (
     HOST,
     NOTHING,
     Framework,
-    are_tensors_new,
     backend_of,
     framework_for,
     is_array,
+    is_library_new,
 )
 from gradkit._backend import (
     Array,
-    Borrowed,
     Number,
     Shape,
-    Spans,
     Spec,
     Spread,
     Views,
     picked,
 )
+from gradkit._calls.backend import Backend
 from gradkit._calls.roles import Grads
 from gradkit._dtypes import float_name
 from gradkit._host import chosen
@@ -103,11 +102,12 @@ class Gradients(Given):
         self.numbers = []
         self._label, self._instead, self._several, self._floats = label, instead, several, floats
         table = grads if isinstance(grads, _host.Table) else _table_of(grads, instead)
-        if table is not None:  # nearly always of arrays in host memory
-            self._tree, self._is_frozen, self._plain = table.tree, False, True
+        if table is not None:  # nearly always
+            self._tree, self._is_frozen, self._plain = table.tree, False, table.device < 0
             self.arrays, self.views, self.shares = table.arrays, table, []
             self.is_flat, self.like = table.is_flat, self.arrays[0]
-            self.framework, self.backend = known_framework(self.like, label), chosen.get()
+            self.framework = known_framework(self.like, label)
+            self.backend = backend_of_table(table, self.framework)
             return
         # What a thousand small gradients have in common is looked at once, and each by itself
         # only if something is unusual: the checks must not take longer than the work.
@@ -168,20 +168,12 @@ class Gradients(Given):
     def dtypes(self) -> Iterable[Any]:
         """The dtype of each, as its library or NumPy has it."""
         own = self.views
-        if isinstance(own, Borrowed):
-            return own.dtypes
         return map(_dtype_of, own.arrays if isinstance(own, _host.Table) else own)
 
     def shapes(self) -> Iterable[Shape]:
         """The shape of each."""
         own = self.views
-        if isinstance(own, Borrowed):
-            return own.shapes
         return map(_shape_of, own.arrays if isinstance(own, _host.Table) else own)
-
-    def spans(self) -> Spans | None:
-        """Where they lie, if a quick look shows that they are contiguous and share no memory."""
-        return self.framework.spans(self.views)
 
     def name(self, index: int) -> str:
         """The expression that reaches one gradient; for many, `names` walks the tree once."""
@@ -262,15 +254,16 @@ class Gradients(Given):
         """Whether a quick look shows that they share no memory with other arrays."""
         if self._plain:
             return memory.plainly_apart([*views], self.views)
-        spans = self.spans()
-        if spans is None:
-            return False
-        ranges = [memory.byte_range(self.backend, view) for view in views if view is not None]
-        return not ranges or spans.apart_from(*zip(*ranges, strict=True))
+        present = [view for view in views if view is not None]
+        if not (present and isinstance(self.views, _host.Table)):
+            return not present
+        others = _host.code.table(present, False)
+        return others is not None and _host.code.apart(self.views, others)
 
     def are_whole(self) -> bool:
         """Whether none are parts, which lie on several ranks."""
-        return self.is_flat or not any(True for _ in parts_in(self.tree))
+        is_table = isinstance(self.views, _host.Table)  # which has none
+        return is_table or self.is_flat or not any(True for _ in parts_in(self.tree))
 
     def refuse_shards(self, hint: str) -> None:
         """Raise if these are parts, whose norms are not those of the gradients."""
@@ -324,29 +317,27 @@ class Gradients(Given):
         if framework is None or others:
             self._refuse_mixture()
         self.framework = framework
+        opened: Sequence[Array]
         if self._instead and framework.immutable:
             refuse_write(framework, self.name(0), self._instead)
-        opened: Grads
         if len(frameworks) > 1:
-            opened = spread(framework, self._viewed_beside_host())
+            opened = spread(self._viewed_beside_host())
         elif len(kinds) == 1 and all(map(framework.computes_on, kinds)):
             if framework.on_one_device(self.arrays):
-                columns = framework.columns(self.arrays)
-                self.views = Views(self.arrays) if columns is None else columns
+                self.views = Views(self.arrays)
                 self.backend = framework.backend_of(self.arrays[0])
                 return
             opened = self._of_devices(self.arrays)
         else:
             opened = self._viewed()
-        self.views = opened if isinstance(opened, (Borrowed, Spread)) else Views(opened)
+        self.views = opened if isinstance(opened, Spread) else Views(opened)
         if isinstance(opened, Spread):
             self.shares = [
                 Share(own, self.arrays, self.name(own.positions[0])) for own in opened.places
             ]
             self.backend = backend_of_all(opened)
         else:
-            known = framework.known_backend(self.arrays[0]) if framework.lends else None
-            self.backend = known or backend_of(self.views[0])
+            self.backend = backend_of(self.views[0])
 
     def _beside_host(self) -> bool:
         """Whether arrays are of two libraries, of which NumPy is one."""
@@ -372,7 +363,7 @@ class Gradients(Given):
             for array, name in zip(self.arrays, self.names(), strict=True):  # to say which
                 view_of(self.framework, array, name, write=write)
             raise
-        kinds = set() if isinstance(views, Borrowed) else set(map(type, views))
+        kinds = set(map(type, views))
         if kinds - _NUMPY and (len(kinds) > 1 or len(set(map(_device_of, views))) > 1):
             return self._of_devices(views)
         return views
@@ -381,7 +372,7 @@ class Gradients(Given):
         """Views that differ in their devices, if the call accepts that."""
         kind = type(views[0])
         if self._several and len(set(map(type, views)) - _NUMPY) == 1:
-            return spread(self.framework, views)
+            return spread(views)
         for index, view in enumerate(views):
             if type(view) is not kind or not (self._several or same_device(view, views[0])):
                 check_device(view, self.name(index), views[0], self.name(0))
@@ -389,10 +380,8 @@ class Gradients(Given):
 
     def _check(self) -> None:
         """Raise unless all are floating-point arrays, and can be written if they will be."""
-        known = self.views.known if isinstance(self.views, Borrowed) else None
-        if known is None:  # no arrays but floating-point ones are borrowed
-            self._check_elements()
-        if self._instead and (known is None or not known.disjoint):
+        self._check_elements()
+        if self._instead:
             self._check_writable()
 
     def _check_elements(self) -> None:
@@ -410,11 +399,7 @@ class Gradients(Given):
             floating(view, name, self.framework)
 
     def _check_writable(self) -> None:
-        if isinstance(self.views, Borrowed):
-            apart = self.framework.known_disjoint(self.arrays, self.views)
-        else:
-            apart = memory.plainly_apart(self.views, ())
-        if apart:
+        if memory.plainly_apart(self.views, ()):
             return
         for view, name in zip(self.views, self.names(), strict=True):
             memory.writable(view, name, self._instead)
@@ -427,9 +412,12 @@ class Gradients(Given):
             )
 
 
-def has_arrays_alone(grads: Any) -> bool:
-    """Whether plain containers hold nothing but arrays, of which no look reads an iterator."""
-    return None not in map(framework_for, set(map(type, _leaves_of(grads)[0])))
+def backend_of_table(table: Any, framework: Framework) -> Backend:
+    """What computes on a table's arrays, which are of a library."""
+    if table.device < 0:
+        return chosen.get()
+    known = framework.known_backend(table.device)
+    return known or backend_of(framework.view(table.arrays[0], write=False))
 
 
 def _leaves_of(grads: Any) -> tuple[list[Any], bool]:
@@ -444,6 +432,6 @@ def _table_of(grads: Any, instead: str) -> Any:
     if _host.code is None:
         return None
     table = _host.code.table(grads, bool(instead))
-    if table is None and are_tensors_new():
+    if table is None and is_library_new():
         table = _host.code.table(grads, bool(instead))
     return table

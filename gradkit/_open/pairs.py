@@ -1,14 +1,11 @@
 """Two containers of arrays that belong to each other, leaf by leaf, of which one is written."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from operator import eq, is_
 from typing import Any, TypeAlias
 
 from gradkit import _host
-from gradkit._backend import Borrowed, Known
 from gradkit._calls import checks
 from gradkit._dtypes import FLOATS, float_of
 from gradkit._open import memory, trees
@@ -49,9 +46,6 @@ def check_pairs(
         refuse_mixture(others.name(0), others.framework, written.name(0), written.framework)
     if not same_device(others.views[0], written.views[0]):
         check_device(others.views[0], others.name(0), written.views[0], written.name(0))
-    pairing = _pairing_of(written, others, why, may_be)
-    if pairing is not None and pairing.fits:
-        return
     kinds = [*zip(written.dtypes(), others.dtypes(), strict=True)]
     for kind in dict.fromkeys(kinds):
         k = kinds.index(kind)
@@ -64,8 +58,6 @@ def check_pairs(
         for k, (other, view) in enumerate(zip(others.views, written.views, strict=True)):
             checks.shape(other, view.shape, others.name(k), f"the shape of {written.name(k)}")
     check_apart(written, others, may_be=may_be)
-    if pairing is not None:
-        pairing.fits = True
 
 
 _NAMES = tuple(FLOATS)
@@ -98,33 +90,6 @@ def _have_like_places(written: Gradients, others: Gradients) -> bool:
     )
 
 
-@dataclass(eq=False)
-class _Pairing:
-    """Borrowed lists that are compared, and whether they were found to fit."""
-
-    written: Known
-    others: Known
-    why: WhyNot
-    may_be: bool
-    fits: bool = False
-
-
-# Those of the last calls, for addresses and layouts alone decide whether lists fit.
-_pairing = lru_cache(maxsize=64)(_Pairing)
-
-
-def _pairing_of(
-    written: Gradients, others: Gradients, why: WhyNot, may_be: bool
-) -> _Pairing | None:
-    """What is known of two lists, unless it may be of arrays of other shapes."""
-    into, given = written.views, others.views
-    if not (isinstance(into, Borrowed) and isinstance(given, Borrowed)):
-        return None
-    if not (into.has_shapes and given.has_shapes) and not _are_alike(written, others):
-        return None
-    return _pairing(into.known, given.known, why, may_be)
-
-
 def _are_alike(written: Gradients, others: Gradients) -> bool:
     """Whether all pairs agree in their shapes."""
     return all(map(eq, written.shapes(), others.shapes()))
@@ -140,8 +105,9 @@ def why_lossy(written: Any, other: Any) -> str | None:
 
 def check_apart(written: Gradients, others: Gradients, *, may_be: bool = False) -> None:
     """Raise if arrays that are written share memory with others; ``may_be`` as in check_pairs."""
-    spans, their = written.spans(), others.spans()
-    if not (spans is None or their is None) and spans.apart_from(*their):
+    into, given = written.views, others.views
+    tables = isinstance(into, _host.Table) and isinstance(given, _host.Table)
+    if tables and _host.code.apart(into, given):
         return
     backend = written.backend
     for k, place in memory.meetings(backend, written.views, others.views):

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._arrays import Framework, backend_of
+from gradkit import _host
+from gradkit._arrays import backend_of
 from gradkit._backend import Array, OneDevice, Spec, Spread, Views
 from gradkit._calls.backend import Backend
 from gradkit._open.given import Given, known_framework
@@ -82,7 +83,7 @@ class Twins(NamedTuple):
         return [every[k] for k in range(len(every))]
 
 
-def spread(framework: Framework, views: Sequence[Array]) -> Spread:
+def spread(views: Sequence[Array]) -> Spread:
     """Views by their devices."""
     positions: dict[Any, list[int]] = {}
     for k, view in enumerate(views):
@@ -90,8 +91,8 @@ def spread(framework: Framework, views: Sequence[Array]) -> Spread:
     places = {}
     for where, own in positions.items():
         listed = [views[k] for k in own]
-        borrowed = None if where is None else framework.columns(listed)
-        places[where] = OneDevice(tuple(own), borrowed or Views(listed))
+        table = None if _host.code is None else _host.code.table(listed, False)
+        places[where] = OneDevice(tuple(own), table or Views(listed))
     host = places.pop(None, None)
     return Spread(views, [*places.values()], host)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from gradkit import _host
 from gradkit._arrays import is_array
 from gradkit._backend import FLOAT64, Axes, Shape, Spec
 from gradkit._calls import checks
@@ -143,12 +144,20 @@ def _along(asked: Along, ndim: int, name: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _table_like(group: Gradients, params: list[Any]) -> Any:
+    """A table of parameters, if there clearly is one of each gradient's shape."""
+    own: Any = group.views
+    table = _host.code.table(params, False) if isinstance(own, _host.Table) else None
+    fits = table is not None and table.device == own.device and own.pairs_with(table) >= 0
+    return table if fits else None
+
+
 def _params(group: Gradients, params: Any) -> tuple[Grads, Callable[[], Named]]:
     """The parameter of each gradient, and what gives them by name."""
     flat = type(params) is list and group.is_flat
     if flat and len(params) == len(group.arrays) and group.are_views(params):
-        views = group.framework.columns([*params])
-        if views is not None and views.shapes == tuple(group.shapes()):
+        views = _table_like(group, [*params])
+        if views is not None:
             return views, lambda: [*zip(trees.names(params, "params"), views, strict=True)]
     held = []
     tree = trees.freeze(params)

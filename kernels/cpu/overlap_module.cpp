@@ -82,7 +82,7 @@ bool apart(nb::handle written, nb::handle read) {
 // partner of its shape at its place, and can be written apart from all others, except perhaps the very
 // partner; -1 if that is not so, or not clear.
 int fitting(const Table& written, const Table& others, bool may_be) {
-    if (written.are_tensors() != others.are_tensors() || !written.has_places_of(others)) return -1;
+    if (written.place() != others.place() || !written.has_places_of(others)) return -1;
     Ranges ranges;
     written.append_to(ranges, true);
     others.append_to(ranges, false, may_be ? &written : nullptr);
@@ -165,7 +165,7 @@ struct Lists {
     Objects tables;
     std::vector<i64> numbers;
     Ranges ranges;  // of all, if any is written
-    bool written = false;
+    bool written = false, are_numpys = true;
 };
 
 // Reads a call's lists. `fields`: for each its name, whether it is written, whether its arrays are the
@@ -189,10 +189,11 @@ bool read_lists(nb::handle call, nb::tuple fields, bool written, Lists& lists) {
         const Table& table = *Table::in(made);
         lists.tables.push_back(made);
         lists.written = lists.written || writes;
-        lists.numbers.push_back(table.are_tensors());
+        lists.numbers.push_back(table.place());
         if (!table.length() || (writes && !table.each_can_be_written())) return false;
         if (!first) first = &table;
-        if (table.are_tensors() != first->are_tensors()) return false;
+        lists.are_numpys = table.are_numpys();
+        if (table.place() != first->place()) return false;
         if (partner) {
             const int pairs = first->has_places_of(table) ? first->pairs_with(table) : -1;
             if (pairs < 0) return false;
@@ -273,9 +274,12 @@ nb::object signature(nb::handle backend, nb::tuple options, nb::tuple arrays, i6
 // The last call of a class whose plan was found: if all is the same, so is the plan, and no key is made.
 class Last {
 public:
-    static Last& of(nb::handle kind) {
-        static auto* const all = new std::unordered_map<PyObject*, Last>;  // classes are never freed
-        return (*all)[kind.ptr()];
+    static Last& of(nb::handle kind) { return all()[kind.ptr()]; }
+
+    // Knows no calls any more, as whoever has no plans.
+    static void forget() {
+        std::unordered_map<PyObject*, Last> known;  // what is let go may run code, which sees none
+        known.swap(all());
     }
 
     nb::object plan_for(nb::handle backend, const Objects& options, const Seen& seen) const {
@@ -297,6 +301,11 @@ public:
     }
 
 private:
+    static std::unordered_map<PyObject*, Last>& all() {
+        static auto* const lasts = new std::unordered_map<PyObject*, Last>;  // classes are never freed
+        return *lasts;
+    }
+
     nb::object backend_, plan_;
     std::vector<nb::object> options_, dtypes_;
     std::vector<i64> numbers_;
@@ -341,12 +350,13 @@ nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple 
     nb::object plan, key = nb::none();
     const nb::tuple fields = nb::borrow<nb::tuple>(names[4]);
     const bool usual = are_absent(rare) && are_plain(passed) && read_lists(call, fields, written > 0, lists)
-        && see(arrays, written, lists, seen);
+        && (lists.are_numpys || are_absent(arrays)) && see(arrays, written, lists, seen);
     if (usual) {
         for (i64 k = 0; k < lists.tables.size(); ++k)
             nb::setattr(call, nb::handle(fields[k])[0], lists.tables[k]);
+        if (!PyDict_Size(plans.ptr())) Last::forget();
         Last& last = Last::of(call.type());
-        if (PyDict_Size(plans.ptr())) plan = last.plan_for(backend, options, seen);
+        plan = last.plan_for(backend, options, seen);
         if (!plan.is_valid()) {
             key = key_of(backend, options, seen);
             PyObject* const found = PyDict_GetItemWithError(plans.ptr(), key.ptr());
@@ -423,55 +433,6 @@ private:
     Py_ssize_t strides_[MOST_AXES];
 };
 
-// Whether there are tensors on one device of that type, all of floating-point numbers, of which none
-// shares memory with another and each can clearly be written.
-bool disjoint_tensors(nb::handle list, int device_type) {
-    const Sequence items(list);
-    const i64 length = items.length();
-    Tensors tensors(length, false, device_type);
-    try {
-        for (i64 k = 0; k < length; ++k)
-            if (!tensors.append(items[k])) return false;
-    } catch (nb::python_error&) {  // which another look at them raises too, with a name
-        return false;
-    }
-    return length && tensors.lie_apart();
-}
-
-// Addresses of tensors on one device of that type, and all else that a launch depends on; None if they
-// are no such tensors of floating-point numbers. Of contiguous ones it is their number of elements.
-nb::object borrowed_tensors(nb::handle list, int device_type) {
-    const Sequence items(list);
-    const i64 length = items.length();
-    Tensors tensors(0, false, device_type);
-    std::vector<i64> flat = {1, length}, strided = {0, length};  // so that lists can be joined
-    nb::object addresses = nb::steal(PyTuple_New(length));
-    bool contiguous = true;
-    try {
-        for (i64 k = 0; k < length; ++k) {
-            if (!tensors.append(items[k])) return nb::none();
-            const Py_buffer& buffer = tensors.buffer();
-            i64 size = 1;
-            for (int axis = buffer.ndim - 1; axis >= 0; --axis) {
-                const i64 expected = size * buffer.itemsize;
-                contiguous &= buffer.shape[axis] == 1 || buffer.strides[axis] == expected;
-                size *= buffer.shape[axis];
-            }
-            flat.insert(flat.end(), {tensors.dtype(), size});
-            strided.insert(strided.end(), {tensors.dtype(), buffer.ndim});
-            strided.insert(strided.end(), buffer.shape, buffer.shape + buffer.ndim);
-            strided.insert(strided.end(), buffer.strides, buffer.strides + buffer.ndim);
-            if (PyTuple_SetItem(addresses.ptr(), k, nb::int_(tensors.address()).release().ptr()))
-                throw nb::python_error();
-        }
-    } catch (nb::python_error&) {
-        return nb::none();
-    }
-    const std::vector<i64>& layout = contiguous ? flat : strided;
-    const nb::bytes seen(layout.data(), layout.size() * sizeof(i64));
-    return nb::make_tuple(addresses, nb::make_tuple(seen));
-}
-
 // What a plan depends on of tensors, which may be None, on one device of that type; with an alignment
 // also their addresses, 0 for None, which are multiples of it, and the device's number. None if a
 // kernel cannot use them as they are, or if one of the first, which are `written`, cannot clearly be.
@@ -525,7 +486,5 @@ void define_overlap(nb::module_& module) {
     module.def("meetings", &meetings);
     module.def("signature", &signature);
     module.def("known", &known);
-    module.def("disjoint_tensors", &disjoint_tensors);
-    module.def("borrowed_tensors", &borrowed_tensors);
     module.def("described_tensors", &described_tensors);
 }

@@ -30,6 +30,27 @@ bool same_key(PyObject* a, PyObject* b) {
     return is_a(a, &PyUnicode_Type) && is_a(b, &PyUnicode_Type) && PyUnicode_Compare(a, b) == 0;
 }
 
+PyObject* intern(const char* name) { return PyUnicode_InternFromString(name); }
+
+std::vector<PyTypeObject*> of_devices;  // which are never freed
+
+// From now on arrays of this type are read as CuPy's are.
+void use_device_arrays(nb::handle kind) {
+    of_devices.push_back(reinterpret_cast<PyTypeObject*>(kind.inc_ref().ptr()));
+}
+
+bool is_of_device(PyObject* object) {
+    return std::find(of_devices.begin(), of_devices.end(), Py_TYPE(object)) != of_devices.end();
+}
+
+// Lists on devices whose launches may be known, the one used last in front.
+struct Known {
+    std::vector<i64> numbers;
+    nb::object object;
+};
+
+constexpr size_t MOST_KNOWN = 64;
+
 }  // namespace
 
 // Nothing here runs Python code, so that no container changes on the way.
@@ -66,9 +87,10 @@ bool Table::read_tensor(PyObject* object) {
     if (!is_tensor(object) || requires_grad(object)) return false;
     const Tensor tensor(object);
     const int dtype = tensor.dtype();
+    if (rows_.empty()) device_ = tensor.place();
+    if (device_ == ELSEWHERE || tensor.place() != device_) return false;
     // A tensor without elements has no address.
-    if (!tensor.is_on_host() || dtype < 0 || !tensor->data || tensor->ndim > MOST_AXES) return false;
-    if (is_negative(object)) return false;
+    if (dtype < 0 || !tensor->data || tensor->ndim > MOST_AXES || is_negative(object)) return false;
     Py_buffer buffer;
     Py_ssize_t strides[MOST_AXES];
     tensor.describe(buffer, strides);
@@ -81,16 +103,39 @@ bool Table::read_tensor(PyObject* object) {
     return true;
 }
 
+// As CuPy describes its arrays; no other code of Python runs.
+bool Table::read_device_array(PyObject* array) {
+    static PyObject *const data = intern("data"), *const ptr = intern("ptr"),
+                    *const device = intern("device_id"), *const dtype = intern("dtype"),
+                    *const shape = intern("shape"), *const strides = intern("strides");
+    if (!is_of_device(array)) return false;
+    const nb::object memory = nb::getattr(array, data), kind = nb::getattr(array, dtype);
+    const int place = static_cast<int>(nb::cast<i64>(nb::getattr(memory, device)));
+    if (rows_.empty()) device_ = place;
+    if (place != device_ || !is_floating(kind)) return false;
+    const i64 at = static_cast<i64>(extents_.size());
+    for (PyObject* const name : {shape, strides})
+        for (nb::handle each : nb::borrow<nb::tuple>(nb::getattr(array, name)))
+            extents_.push_back(nb::cast<i64>(each));
+    const i64 ndim = (static_cast<i64>(extents_.size()) - at) / 2;
+    char* const address = reinterpret_cast<char*>(nb::cast<uintptr_t>(nb::getattr(memory, ptr)));
+    rows_.push_back({address, at, static_cast<int>(ndim), number_of(kind), false});
+    return ndim <= MOST_AXES;
+}
+
 bool Table::read() {
     const Py_ssize_t length = PyList_Size(arrays_.ptr());
     if (length == 0) return true;
     rows_.reserve(length);
     extents_.reserve(4 * length);
-    tensors_ = is_tensor(array(0));
-    if (tensors_ && is_observed(array(0))) return false;
+    library_ = is_tensor(array(0)) ? TENSORS : is_of_device(array(0)) ? DEVICE_ARRAYS : NUMPY;
+    if (library_ == TENSORS && is_observed(array(0))) return false;
+    const auto read_one = library_ == TENSORS ? &Table::read_tensor
+                        : library_ == NUMPY   ? &Table::read_array
+                                              : &Table::read_device_array;
     try {
         for (Py_ssize_t k = 0; k < length; ++k)
-            if (!(tensors_ ? read_tensor(array(k)) : read_array(array(k)))) return false;
+            if (!(this->*read_one)(array(k))) return false;
     } catch (nb::python_error&) {  // which another look raises too, with the array's name
         return false;
     }
@@ -190,8 +235,64 @@ void Table::append_to(Ranges& ranges, bool written, const Table* but_for) const 
 }
 
 nb::object Table::views() {
-    if (!views_.is_valid()) views_ = tensors_ ? views_of_tensors(arrays_) : nb::object(arrays_);
+    if (!views_.is_valid()) views_ = are_tensors() ? views_of_tensors(arrays_) : nb::object(arrays_);
     return views_;
+}
+
+nb::object Table::addresses() {
+    if (addresses_.is_valid()) return addresses_;
+    addresses_ = nb::steal(PyTuple_New(length()));
+    for (i64 k = 0; k < length(); ++k) {
+        PyObject* const address = PyLong_FromVoidPtr(rows_[k].data);
+        if (!address || PyTuple_SetItem(addresses_.ptr(), k, address)) throw nb::python_error();
+    }
+    return addresses_;
+}
+
+// Whether there are no gaps, in C order.
+static bool is_contiguous(const Py_buffer& array) {
+    i64 size = array.itemsize;
+    for (int axis = array.ndim - 1; axis >= 0; --axis) {
+        if (array.shape[axis] != 1 && array.strides[axis] != size) return false;
+        size *= array.shape[axis];
+    }
+    return true;
+}
+
+std::vector<i64> Table::numbers() const {
+    std::vector<i64> flat = {1, length()}, strided = {0, length()};
+    bool contiguous = true;
+    for (i64 k = 0; k < length(); ++k) {
+        const Py_buffer own = buffer(k);
+        contiguous = contiguous && is_contiguous(own);
+        flat.insert(flat.end(), {dtype(k), own.len / own.itemsize});
+        strided.insert(strided.end(), {dtype(k), own.ndim});
+        strided.insert(strided.end(), own.shape, own.shape + 2 * own.ndim);
+    }
+    return contiguous ? flat : strided;
+}
+
+nb::bytes Table::layout() const {
+    const std::vector<i64> found = numbers();
+    return nb::bytes(found.data(), found.size() * sizeof(i64));
+}
+
+nb::object Table::known() {
+    static auto* const all = new std::vector<Known>;  // no destructor: the interpreter is gone then
+    if (known_.is_valid()) return known_;
+    std::vector<i64> own = {place()};
+    for (const Row& row : rows_) own.push_back(reinterpret_cast<i64>(row.data));  // which differ soonest
+    const std::vector<i64> layout = numbers();
+    own.insert(own.end(), layout.begin(), layout.end());
+    const auto is_own = [&](const Known& each) { return each.numbers == own; };
+    auto found = std::find_if(all->begin(), all->end(), is_own);
+    if (found == all->end()) {
+        if (all->size() == MOST_KNOWN) all->pop_back();
+        all->push_back({std::move(own), nb::handle(reinterpret_cast<PyObject*>(&PyBaseObject_Type))()});
+        found = all->end() - 1;
+    }
+    std::rotate(all->begin(), found, found + 1);
+    return known_ = all->front().object;
 }
 
 nb::object Table::like(nb::list arrays) const { return of(arrays, false); }
@@ -217,6 +318,11 @@ void define_table(nb::module_& module) {
         .def_prop_ro("tree", &Table::tree)
         .def_prop_ro("is_flat", &Table::is_flat)
         .def_prop_ro("are_tensors", &Table::are_tensors)
+        .def_prop_ro("device", &Table::device)
+        .def_prop_ro("addresses", &Table::addresses)
+        .def_prop_ro("layout", &Table::layout)
+        .def_prop_ro("known", &Table::known)
+        .def_rw("plan", &Table::plan, nb::arg().none())
         .def("pairs_with", &Table::pairs_with)
         .def("picked", &Table::picked)
         .def("like", &Table::like);
@@ -226,4 +332,5 @@ void define_table(nb::module_& module) {
     };
     module.def("table", table, nb::arg().none(), nb::arg());
     module.def("leaves", &Table::leaves, nb::arg().none());
+    module.def("use_device_arrays", &use_device_arrays);
 }

@@ -1,4 +1,4 @@
-// A list's arrays as one table, whatever library they are of: NumPy's, or tensors in host memory.
+// A list's arrays as one table, whatever library they are of: NumPy's, tensors, or a device's arrays.
 
 #pragma once
 
@@ -11,10 +11,10 @@
 
 class Table {
 public:
-    // The leaves of dicts, lists and tuples in each other, in order and without None. None if compiled
-    // code cannot use them as they are: one is of another type, not of floating-point numbers, or of
-    // another library than the first; or a container is of a type of its own. With `written` each must
-    // be writable too, and no two may share memory.
+    // The leaves of dicts, lists and tuples in each other, in order and without None. None if a backend
+    // cannot use them as they are: one is of another type, not of floating-point numbers, or of another
+    // library or on another device than the first; or a container is of a type of its own. With
+    // `written` each must be writable too, and no two may share memory.
     static nanobind::object of(nanobind::handle tree, bool written);
     // The leaves alone, whatever they are, and whether `is_flat`; None if too many containers are in each
     // other.
@@ -28,7 +28,12 @@ public:
     PyObject* array(i64 k) const { return PyList_GetItem(arrays_.ptr(), k); }
     nanobind::list arrays() const { return arrays_; }
     nanobind::object tree() const { return tree_; }
-    bool are_tensors() const { return tensors_; }
+    bool are_tensors() const { return library_ == TENSORS; }
+    bool are_numpys() const { return library_ == NUMPY; }
+    // The number of the CUDA device that they are on, or ON_HOST.
+    int device() const { return device_; }
+    // A number for the library and the device.
+    i64 place() const { return 3 * i64{device_} + library_; }
     // Whether the container is a list of nothing but these.
     bool is_flat() const { return flat_; }
     // Whether each is writable, and no two of its elements share memory.
@@ -42,8 +47,14 @@ public:
     // Adds the arrays' ranges, but for those that are the very arrays of another table.
     void append_to(Ranges& ranges, bool written, const Table* but_for = nullptr) const;
 
-    // Arrays that NumPy can use: these, or views of their memory.
+    // Arrays that a backend can use: these, or views of their memory.
     nanobind::object views();
+    // What launches on a device take: where arrays begin; all else of them, of contiguous ones their
+    // dtypes and sizes; and what stands for both, the same object if the same ones come again.
+    nanobind::object addresses();
+    nanobind::bytes layout() const;
+    nanobind::object known();
+    nanobind::object plan = nanobind::none();  // what a backend has computed of them, for its next operation in this call
     nanobind::object picked(nanobind::handle chosen) const;
     // Other arrays of the same library.
     nanobind::object like(nanobind::list arrays) const;
@@ -61,13 +72,17 @@ private:
     bool read();
     bool read_array(PyObject* array);
     bool read_tensor(PyObject* tensor);
+    bool read_device_array(PyObject* array);
+    std::vector<i64> numbers() const;
 
     nanobind::object tree_;
     nanobind::list arrays_;
-    nanobind::object views_;
+    nanobind::object views_, addresses_, known_;
     std::vector<Row> rows_;
     std::vector<i64> extents_;
-    bool tensors_ = false, flat_ = false;
+    enum Library { NUMPY, TENSORS, DEVICE_ARRAYS } library_ = NUMPY;
+    int device_ = -1;
+    bool flat_ = false;
 };
 
 void define_table(nanobind::module_& module);

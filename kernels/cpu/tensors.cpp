@@ -12,7 +12,7 @@ namespace {
 
 enum Code : uint8_t { FLOAT = 2, BFLOAT = 4 };
 
-constexpr int32_t HOST = 1;
+constexpr int32_t HOST = 1, CUDA = 2;
 
 // DLPack's, of a tensor that is freed by who made it.
 struct Managed {
@@ -34,9 +34,10 @@ struct ExchangeApi {
 const ExchangeApi* api = nullptr;
 PyTypeObject* types[2];  // tensors and parameters
 PyObject* make_views;
+int32_t host = HOST, cuda = CUDA;  // what counts as such a device
 PyObject* observers[3];  // functions that say whether something sees what is done to a tensor
 
-// Whether tensors of these types can be described. `views` makes NumPy's of a list of them.
+// Whether tensors of these types can be described. `views` makes NumPy's or CuPy's of a list of them.
 bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle capsule, nb::handle views) {
     void* const found = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
     if (!found) throw nb::python_error();
@@ -91,6 +92,13 @@ nb::object new_tensor(nb::tuple shape, nb::tuple strides, int dtype) {
     return nb::steal(static_cast<PyObject*>(made));
 }
 
+// From now on tensors on these types of device, as DLPack numbers them, are taken for those on the host
+// and on a CUDA device: tests have no other.
+void use_places(int32_t own_host, int32_t own_cuda) {
+    host = own_host;
+    cuda = own_cuda;
+}
+
 bool is_true(PyObject* answer) {
     if (!answer) throw nb::python_error();
     return nb::steal(answer).is(nb::handle(Py_True));
@@ -134,9 +142,9 @@ bool is_negative(PyObject* tensor) {
     return is_true(PyObject_VectorcallMethod(name, &tensor, 1, nullptr));
 }
 
-bool Tensor::is_on_host() const {
-    constexpr int HOST = 1;  // as DLPack numbers types of devices
-    return tensor_.device.type == HOST;
+int Tensor::place() const {
+    const int32_t type = tensor_.device.type;
+    return type == host ? ON_HOST : type == cuda ? tensor_.device.number : ELSEWHERE;
 }
 
 bool is_observed(PyObject* tensor) {
@@ -151,4 +159,5 @@ nb::object views_of_tensors(nb::list tensors) { return nb::handle(make_views)(te
 void define_tensors(nb::module_& module) {
     module.def("new_tensor", &new_tensor);
     module.def("use_tensors", &use_tensors);
+    module.def("use_places", &use_places);
 }

@@ -24,6 +24,8 @@ struct DLTensor {
 // Whether an object is of a type that `use_tensors` was given.
 bool is_tensor(PyObject* object);
 
+constexpr int ON_HOST = -1, ELSEWHERE = -2;
+
 // A tensor's memory, for as long as the caller holds the tensor.
 class Tensor {
 public:
@@ -33,7 +35,8 @@ public:
     void describe(Py_buffer& buffer, Py_ssize_t (&strides)[MOST_AXES]) const;
 
     int dtype() const;  // -1 if kernels have no such one
-    bool is_on_host() const;
+    // The number of the CUDA device that it is on, ON_HOST, or ELSEWHERE.
+    int place() const;
     const DLTensor* operator->() const { return &tensor_; }
 
 private:
@@ -48,7 +51,7 @@ bool is_negative(PyObject* tensor);
 // Whether a mode, a transform or a tracer takes part in what is done to a tensor.
 bool is_observed(PyObject* tensor);
 
-// NumPy's views of the memory of a list of tensors.
+// NumPy's or CuPy's views of the memory of a list of tensors.
 nanobind::object views_of_tensors(nanobind::list tensors);
 
 void define_tensors(nanobind::module_& module);

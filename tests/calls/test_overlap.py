@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import gradkit
 from gradkit import _host
-from gradkit._backend import Spans
 from gradkit._calls.lists import AccumulateGradV2
 from gradkit._open import memory
 from tests.tolerances import assert_all_same_bits
@@ -315,30 +314,6 @@ def test_elements_without_gaps_fill_their_memory(view):
     if view.size:
         assert memory.has_no_gaps(view) == (filled and not reversed_)
         assert memory.has_no_gaps(view.T) == memory.has_no_gaps(view)
-
-
-RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=8)
-
-
-@given(RANGES, RANGES)
-def test_spans_are_those_of_ranges_that_are_apart(own, others):
-    """A range without bytes may be said to meet another."""
-
-    def meet(a, b):
-        return max(a[0], b[0]) < min(a[0] + a[1], b[0] + b[1])
-
-    spans = Spans.of([low for low, _ in own], [size for _, size in own])
-    if spans is None:
-        empty = any(size == 0 for _, size in own)
-        assert empty or any(meet(*pair) for pair in itertools.combinations(own, 2))
-        return
-    assert not any(meet(*pair) for pair in itertools.combinations(own, 2))
-    lows, highs = ([low + by * size for low, size in others] for by in (0, 1))
-    met = any(meet(*pair) for pair in itertools.product(own, others))
-    if spans.apart_from(lows, highs):
-        assert not met
-    else:
-        assert met or any(size == 0 for _, size in (*own, *others))
 
 
 def test_of_arrays_that_begin_together_the_longest_counts():

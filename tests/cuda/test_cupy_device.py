@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit import distributed
+from gradkit import _host, distributed
 from gradkit._arrays import backend_of, cuda
 from gradkit._arrays.cupy import CuPy
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch, workspace
@@ -328,37 +328,76 @@ def test_a_copy_between_devices_is_ordered_on_both_by_events(cupy, monkeypatch):
 class Array:
     """As much of a CuPy array as a list is made of: a NumPy array's properties."""
 
-    def __init__(self, host):
-        self.data = SimpleNamespace(ptr=host.ctypes.data)
+    def __init__(self, host, device=1):
+        self.data = SimpleNamespace(ptr=host.ctypes.data, device_id=device)
         self.shape, self.strides, self.dtype = host.shape, host.strides, host.dtype
 
 
-def known_disjoint(*hosts):
+if _host.code is not None:
+    _host.code.use_device_arrays(Array)
+needs_compiled = pytest.mark.skipif(_host.code is None, reason="nothing is compiled")
+
+
+def tabled(*hosts):
+    """A table of arrays that are written, or ``None``."""
     arrays = [Array(host) for host in hosts]
-    views = CuPy().columns(arrays)
-    assert list(views) == arrays
-    assert views.addresses == tuple(host.ctypes.data for host in hosts)
-    return CuPy().known_disjoint(arrays, views)
+    table = _host.code.table({"of": arrays}, True)
+    if table is not None:
+        assert (list(table), table.arrays, table.device) == (arrays, arrays, 1)
+        assert table.addresses == tuple(host.ctypes.data for host in hosts)
+    return table
 
 
+@needs_compiled
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_contiguous_arrays_side_by_side_are_known_to_be_disjoint(dtype):
+def test_arrays_that_share_no_memory_are_a_table(dtype):
     room = np.zeros(20, dtype_named(dtype))
-    assert known_disjoint(room[10:16].reshape(2, 3), room[:10], room[16:20].reshape(4, 1))
-    assert known_disjoint(room, np.zeros(3, np.float64))
-    assert not known_disjoint(room[:11], np.zeros(3, np.float32), room[10:])
-    assert not known_disjoint(room, room)
-    assert not known_disjoint(room[:10], room[3:5])
+    assert tabled(room[10:16].reshape(2, 3), room[:10], room[16:20].reshape(4, 1))
+    assert tabled(room, np.zeros(3, np.float64))
+    assert not tabled(room[:11], np.zeros(3, np.float32), room[10:])
+    assert not tabled(room, room)
+    assert not tabled(room[:10], room[3:5])
+    assert not tabled(np.broadcast_to(room[:1], 4))
 
 
+@needs_compiled
 @pytest.mark.parametrize("lay", [lambda a: a[:, ::2], lambda a: a[::-1], np.transpose])
-def test_what_has_gaps_is_not_known_to_be_disjoint(lay):
-    assert not known_disjoint(np.zeros(3), lay(np.zeros((3, 4))))
+def test_arrays_with_gaps_are_a_table(lay):
+    assert tabled(np.zeros(3), lay(np.zeros((3, 4))))
 
 
+@needs_compiled
 @pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64, ">f4"])
 def test_a_list_with_another_dtype_is_looked_at_one_by_one(dtype):
-    assert CuPy().columns([Array(np.zeros(2)), Array(np.zeros(2, dtype))]) is None
+    assert not tabled(np.zeros(2), np.zeros(2, dtype))
+
+
+@needs_compiled
+def test_arrays_of_two_devices_or_libraries_are_no_table():
+    first, second = Array(np.zeros(2)), Array(np.zeros(2), device=0)
+    assert _host.code.table([first, second], False) is None
+    assert _host.code.table([first, np.zeros(2)], False) is None
+    assert _host.code.table([np.zeros(2), first], False) is None
+
+
+@needs_compiled
+def test_lists_that_come_again_are_known_by_all_that_they_are():
+    room = np.zeros(24, np.float32)
+    like = {"address": room[1:13], "shape": room[:12].reshape(3, 4), "strides": room[::2]}
+    like |= {"dtype": room[:6].view(np.float64), "length": room[:11], "itself": room[:12]}
+
+    def known(host, device=1):
+        return _host.code.table([Array(host, device)], False).known
+
+    first = known(room[:12])
+    # Of arrays without gaps shapes decide nothing.
+    same = {name for name, host in like.items() if known(host) is first}
+    assert same == {"itself", "shape"}
+    assert known(room[:12], device=0) is not first
+    assert known(room[:12]) is first
+    for k in range(64):  # as many as are kept
+        known(room[: k % 8 + 1], device=k)
+    assert known(room[:12]) is not first
 
 
 @needs_cupy

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
-from gradkit._backend import Borrowed, Views
+from gradkit import _host
+from gradkit._backend import Views
 from gradkit._calls.lists import (
     EmaUpdate,
 )
@@ -225,31 +226,18 @@ def test_norms_of_one_list_have_the_order_that_is_asked_for(device):
             np.testing.assert_allclose(norm_of(device, grads, p), expected, rtol=1e-15)
 
 
-def borrowed(device, hosts):
-    """Arrays as another library's, of which a list has nothing but addresses and a layout."""
-    arrays = put(device, hosts)
-    layout = tuple(tuple(getattr(a, of) for a in arrays) for of in ("dtype", "shape", "strides"))
-    return Borrowed(device.pointers(arrays, write=True), layout, arrays.__getitem__)
+def tabled(device, hosts):
+    """Arrays as a table, of which a list takes addresses and a layout."""
+    return _host.code.table(put(device, hosts), True)
 
 
-def test_borrowed_lists_that_come_again_are_known_by_all_that_they_are():
-    room = np.zeros(24, np.float32)
-    like = {"address": room[1:13], "shape": room[:12].reshape(3, 4), "strides": room[::2]}
-    like |= {"dtype": room[:12].view(np.int32), "itself": room[:12]}
-
-    def known(host):
-        properties = (host.dtype,), (host.shape,), (host.strides,)
-        return Borrowed((host.ctypes.data,), properties, [host].__getitem__).known
-
-    first = known(room[:12])
-    same = {name for name, host in like.items() if known(host) is first}
-    assert same == {"itself"}
-    assert (first.addresses, first.layout[1]) == ((room.ctypes.data,), ((12,),))
+needs_compiled = pytest.mark.skipif(_host.code is None, reason="nothing is compiled")
 
 
-def test_each_stream_and_device_has_a_plan_of_its_own_of_a_borrowed_list(device):
+@needs_compiled
+def test_each_stream_and_device_has_a_plan_of_its_own_of_a_table(device):
     other = Device(multiprocessors=1)
-    lists = borrowed(device, mixed(5))
+    lists = tabled(device, mixed(5))
     found = []
     for own, stream in ((device, 1), (device, 2), (other, 1), (device, 1)):
         own.stream, lists.plan = stream, None
@@ -259,8 +247,9 @@ def test_each_stream_and_device_has_a_plan_of_its_own_of_a_borrowed_list(device)
     assert found[0] is found[3]
 
 
-def test_a_capture_neither_uses_nor_leaves_a_plan_of_a_borrowed_list(device):
-    lists, found = borrowed(device, mixed(120)), []
+@needs_compiled
+def test_a_capture_neither_uses_nor_leaves_a_plan_of_a_table(device):
+    lists, found = tabled(device, mixed(120)), []
     for recording in (True, False, True, False):
         device.recording, lists.plan = recording, None
         found.append(plan_of(device, lists))
@@ -851,15 +840,15 @@ def test_units_of_more_chunks_than_threads_that_join_them(beside):
     np.testing.assert_array_equal(norms, [large.size, *[2] * beside])
 
 
-def test_units_of_borrowed_memory_in_another_shape():
-    """What is known of contiguous tensors is their number of elements."""
+@needs_compiled
+def test_units_of_a_table_in_another_shape():
+    """What is known of contiguous arrays is their number of elements."""
     device = Device()
     flat = device.xp.asarray(np.arange(1.0, 13.0))
     for rows in (3, 4, 3):
         view, norms = flat.reshape(rows, -1), device.xp.empty(rows, np.float64)
-        layout = ((view.dtype,), (view.size,))
-        lent = Borrowed((device.pointer(view),), layout, lambda _, view=view: view)
-        run(device, "unit_norms", grads=lent, norm_type=1.0, axes=((1,),), norms=norms)
+        table = _host.code.table([view], True)
+        run(device, "unit_norms", grads=table, norm_type=1.0, axes=((1,),), norms=norms)
         np.testing.assert_array_equal(norms, view.sum(axis=1))
 
 

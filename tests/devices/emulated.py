@@ -6,16 +6,15 @@ whose device is the emulator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gradkit import _host
 from gradkit._arrays import NOTHING, Framework, register
-from gradkit._arrays.cupy import CuPy
-from gradkit._backend import Borrowed
 from gradkit._cuda import CudaBackend
 from testbed.emulator import EmulatedDevice
 from testbed.ptx import PtxDevice
@@ -84,15 +83,26 @@ def ptx_backend(**options: Any) -> Any:
     return CudaBackend(PtxDevice(**options))
 
 
+class _Pointer(NamedTuple):
+    """Where an array begins, as CuPy has it."""
+
+    ptr: int
+    device_id: int
+
+
 class IdleArray(DeviceArray):
-    """An array whose list is opened as one of CuPy's arrays is: by addresses and layouts."""
+    """An array that is described as CuPy's are."""
+
+    @property
+    def data(self) -> Any:
+        """Where it is."""
+        return _Pointer(self.__array_interface__["data"][0], 0)
 
 
 class Idle(Emulated):
     """The library of ``IdleArray``."""
 
     returns_views = True
-    sizes = CuPy.sizes
 
     def ready(self, arrays: Iterable[Any]) -> Any:
         """Return the backend of arrays that lie on one device, which is always current."""
@@ -103,12 +113,8 @@ class Idle(Emulated):
         """Return what changes nothing: every device is current."""
         return NOTHING
 
-    def columns(self, arrays: Sequence[Any]) -> Borrowed:
-        """Return what lists need of arrays, as for CuPy's."""
-        each = ([getattr(a, name) for a in arrays] for name in ("dtype", "shape", "strides"))
-        addresses = tuple(array.ctypes.data for array in arrays)
-        return Borrowed(addresses, tuple(map(tuple, each)), arrays.__getitem__)
-
 
 register(DeviceArray, Emulated())
 register(IdleArray, Idle())
+if _host.code is not None:
+    _host.code.use_device_arrays(IdleArray)

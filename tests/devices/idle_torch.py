@@ -23,6 +23,16 @@ _number = methodcaller("storage_offset")  # 0, as the device's
 
 
 @contextmanager
+def _tensors_on_a_device() -> Iterator[None]:
+    code: Any = adapter._describing()
+    code.use_places(0, adapter._ON_CPU)
+    try:
+        yield
+    finally:
+        code.use_places(adapter._ON_CPU, adapter._ON_CUDA)
+
+
+@contextmanager
 def torch_on_cuda() -> Iterator[Callable[[npt.NDArray[Any]], Any]]:
     """Give a function that makes a tensor of a host array's own memory."""
     import cupy
@@ -31,9 +41,6 @@ def torch_on_cuda() -> Iterator[Callable[[npt.NDArray[Any]], Any]]:
     def stream_of(device: int) -> int:  # noqa: ARG001
         return 0
 
-    def device_numbers(tensors: Any) -> set[int]:
-        return set(map(torch.Tensor.storage_offset, tensors))  # 0
-
     room = cupy.cuda.alloc(_ROOM)
 
     def allocate(size: int) -> Any:
@@ -41,10 +48,10 @@ def torch_on_cuda() -> Iterator[Callable[[npt.NDArray[Any]], Any]]:
         return cuda.pointer_of(tensor, room.ptr, size, _number(tensor))
 
     with (
+        _tensors_on_a_device(),
         mock.patch.object(adapter, "_is_cuda", attrgetter("is_cpu")),
         mock.patch.object(adapter, "_ON_CUDA", adapter._ON_CPU),
         mock.patch.object(adapter, "_device_number", _number),
-        mock.patch.object(adapter, "_device_numbers", device_numbers),
         mock.patch.object(adapter, "_allocate", allocate),
         mock.patch.object(adapter, "_stream_of", stream_of),
     ):

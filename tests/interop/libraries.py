@@ -2,7 +2,8 @@
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from gradkit import _host
+from gradkit._arrays import torch as adapter
 
 REQUIRED = os.environ.get("GRADKIT_REQUIRE_FRAMEWORKS") == "1"
 
@@ -40,8 +42,23 @@ class _WithoutTables:
 
 
 def without_tables() -> Any:
-    """Compiled code that takes no list: CPU tensors stand in for a device's."""
+    """Compiled code that takes no list: CPU tensors stand in for those of two devices."""
     return _host.code and _WithoutTables(_host.code)
+
+
+@contextmanager
+def on_a_device() -> Iterator[None]:
+    """While compiled code takes CPU tensors for those of a CUDA device."""
+    adapter._describing.cache_clear()  # which PyTorch may not have been imported for yet
+    code = adapter._describing()
+    if code is None:
+        yield
+        return
+    code.use_places(0, 1)
+    try:
+        yield
+    finally:
+        code.use_places(1, 2)
 
 
 @dataclass(frozen=True)

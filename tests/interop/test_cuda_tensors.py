@@ -14,13 +14,12 @@ import gradkit
 from gradkit import _host, clipping
 from gradkit._arrays import cuda
 from gradkit._arrays import torch as adapter
-from gradkit._backend import Borrowed
 from gradkit._cuda import CudaBackend
 from gradkit._open import dispatch, gradients
 from testbed.emulator import EmulatedDevice, IdleDevice
 from tests.devices.emulated import on_device
 
-from .libraries import framework, without_tables
+from .libraries import framework, on_a_device, without_tables
 
 FUNCTIONS = {
     "norm": lambda grads: gradkit.grad_norm(grads),
@@ -40,9 +39,13 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 @contextmanager
-def cuda_tensors_on(device):
-    """While CPU tensors are CUDA ones: the tensors of which an array was made."""
+def cuda_tensors_on(device, known=on_a_device):
+    """While CPU tensors are CUDA ones: the tensors of which an array was made.
+
+    ``known``: a context in which compiled code has them for such.
+    """
     backend, made = CudaBackend(device), []
+    dispatch._plans.clear()  # which know a device by its number
 
     def borrow(owner, address, device, shape, strides, dtype):
         made.append(owner)
@@ -53,11 +56,10 @@ def cuda_tensors_on(device):
         return on_device(host, backend)
 
     with (
-        patch.object(_host, "code", without_tables()),
+        known(),
         patch.object(adapter, "_is_cuda", attrgetter("is_cpu")),
         patch.object(adapter, "_ON_CUDA", adapter._ON_CPU),
         patch.object(adapter, "_device_number", lambda _: 0),
-        patch.object(adapter, "_device_numbers", lambda tensors: {0 for _ in tensors}),
         patch.object(adapter.Torch, "on_stream", lambda *_: nullcontext()),
         patch.object(cuda, "borrow", borrow),
         patch.object(gradients, "_device_of", lambda _: 0),
@@ -230,10 +232,9 @@ def cuda_tensors_on_both(number_of):
         return backends[number_of[id(like)]].device.active()
 
     with (
-        cuda_tensors_on(Numbered(0)),
+        cuda_tensors_on(Numbered(0), lambda: patch.object(_host, "code", without_tables())),
         patch.object(adapter, "_ON_CUDA", _UNKNOWN),
         patch.object(adapter, "_device_number", device_number),
-        patch.object(adapter, "_device_numbers", lambda tensors: set(map(device_number, tensors))),
         patch.object(adapter.Torch, "on_stream", on_stream),
         patch.object(cuda, "borrow", borrow),
         patch.object(gradients, "_device_of", lambda view: view.backend.device.number),
@@ -293,23 +294,10 @@ def test_a_host_tensor_among_those_of_two_devices(torch, of_numpy):
     assert all(new > old for new, old in zip(after, before, strict=True))
 
 
-def test_tensors_of_two_devices_are_refused_by_name(torch, borrowed, monkeypatch):
-    assert borrowed == []
-    first = torch.ones(3)
-    monkeypatch.setattr(adapter, "_ON_CUDA", _UNKNOWN)
-    monkeypatch.setattr(
-        adapter, "_device_numbers", lambda tensors: {int(t is first) for t in tensors}
-    )
-    assert not isinstance(adapter.Torch().views([first], write=False), list)
-    opened = adapter.Torch()
-    monkeypatch.setattr(cuda, "borrow", lambda owner, *_: adapter._on_host(owner))
-    assert isinstance(opened.views([first, torch.ones(2)], write=False), list)
-
-
 @pytest.mark.usefixtures("borrowed")
 def test_arrays_are_made_on_demand_and_once(torch):
-    views = adapter.Torch().views(tensors(torch, 3), write=False)
-    assert isinstance(views, Borrowed)
+    views = _host.code.table(tensors(torch, 3), False)
+    assert views.device == 0
     assert len(views) == 3
     assert views[1].shape == (2, 3, 2, 2)
     first, again = list(views), list(views)

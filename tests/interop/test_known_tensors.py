@@ -361,9 +361,10 @@ def test_only_tensors_on_one_device_of_the_right_type_are_used(torch, placed):
 
     def used():
         described = code.described_tensors([first, None, second], 1, False, 2, 16)
-        borrowed = code.borrowed_tensors([first, second], 2)
-        plain = code.disjoint_tensors([first, second], 2)
-        assert (described is None) == (borrowed is None) == (not plain)
+        table = code.table([first, second], True)
+        assert (described is None) == (table is None or table.device < 0)
+        if described is not None:
+            assert (table.addresses, table.device) == ((*described[1][::2],), described[2])
         return described
 
     assert used() is None
@@ -397,8 +398,7 @@ def test_lists_of_other_layouts_are_told_apart(torch):
     """Joined lists, too: a number of elements may be that of a dtype."""
 
     def layout(*tensors):
-        _, (seen,) = adapter._describing().borrowed_tensors(tensors, adapter._ON_CPU)
-        return seen
+        return adapter._describing().table([*tensors], False).layout
 
     row, one, two = torch.ones(3), torch.ones(1), torch.ones(2, dtype=torch.bfloat16)
     assert layout(row.as_strided((1, 3), (7, 1))) == layout(row)  # there is one row

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit import _host
 from gradkit._arrays import torch as adapter
+
+from .libraries import on_a_device
 
 IN_PLACE = {
     "clip_grad_norm": lambda g: gradkit.clip_grad_norm(g, 1.0),
@@ -397,13 +400,11 @@ def test_threads_may_clip_at_once(torch):
     assert all(torch.equal(g, grads[0]) for g in grads)
 
 
-def test_plain_cuda_tensors_are_known_all_at_once(torch, monkeypatch):
+def test_plain_cuda_tensors_are_a_table(torch):
     """Host tensors that pass for ones on a CUDA device."""
-    monkeypatch.setattr(adapter, "_is_cuda", lambda tensor: tensor is not on_host)
-    on_host = torch.ones(3)
+    table = _host.code.table
     kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     tensors = [torch.ones(3, dtype=dtype) for dtype in kinds]
-    assert len(adapter._borrowed(tensors)) == len(tensors)
     unusual = (
         torch.ones(3).requires_grad_(),
         torch._neg_view(torch.ones(3)),
@@ -411,9 +412,13 @@ def test_plain_cuda_tensors_are_known_all_at_once(torch, monkeypatch):
         torch.ones(3).to_sparse(),
         torch.ones(0),
     )
-    for tensor in unusual:
-        assert adapter._borrowed([*tensors, tensor]) is None
-    assert adapter._borrowed([*tensors, on_host]) is None
+    with on_a_device():
+        known = table(tensors, True)
+        assert (len(known), known.device) == (4, 0)
+        assert known.addresses == tuple(tensor.data_ptr() for tensor in tensors)
+        for tensor in (*unusual, torch.ones(3, device="meta"), np.ones(3)):
+            assert table([*tensors, tensor], False) is None
+    assert table(tensors, True).device == -1
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "int32", "bool"])

@@ -8,6 +8,7 @@ import gc
 import sys
 import weakref
 from contextlib import contextmanager
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from gradkit._cuda.cudnn import engines, library
 from gradkit._open import dispatch
 from tests.cudnn.fake import FakeCudnn
 
-from .libraries import framework, without_tables
+from .libraries import framework, on_a_device, without_tables
 from .test_devices import check_hazards
 
 if "testbed.driver.plugin" not in sys.modules:
@@ -80,7 +81,6 @@ def memory(torch, monkeypatch):
     made = Memory()
     cuda.backends().backend_of(made.room)  # from a device's second call on its backend is known
     dispatch._plans.clear()
-    monkeypatch.setattr(_host, "code", without_tables())
     monkeypatch.setattr(adapter, "_is_cuda", lambda _: True)
     monkeypatch.setattr(adapter, "_ON_CUDA", adapter._ON_CPU)
     monkeypatch.setattr(adapter, "_device_number", lambda _: 0)
@@ -101,7 +101,8 @@ def memory(torch, monkeypatch):
     monkeypatch.setattr(adapter.Torch, "new", new)
     monkeypatch.setattr(torch, "empty_like", empty_like)
     monkeypatch.setattr(torch, "empty_strided", empty_strided)
-    yield made
+    with on_a_device():
+        yield made
     cupy.cuda.runtime.deviceSynchronize()
 
 
@@ -372,15 +373,16 @@ def test_a_graph_that_pytorchs_stream_captures_has_all_that_it_needs(
     assert all(map(torch.equal, found, values(call(*given))))
 
 
-def test_lists_are_described_at_once_and_known_again(torch, memory, monkeypatch):
+def test_lists_are_described_at_once_and_known_again(torch, memory):
     host = [torch.randn(n, n + 1) for n in range(1, 30)]
     expected = [each.clone() for each in host]
     norm = gradkit.clip_grad_norm([each.numpy() for each in expected], 2.0)
-    for _ in range(2):
+    for again in (False, True):
         grads = [memory.like(each) for each in host]
-        with monkeypatch.context() as patched:
-            patched.setattr(adapter, "_device_numbers", None)  # of the way without compiled code
+        with mock.patch.object(cuda, "borrow", wraps=cuda.borrow) as borrow:
             found = gradkit.clip_grad_norm(grads, 2.0)
+        if again:  # the first time each is cut into chunks
+            assert borrow.call_count == 1  # of the norm
         assert values([found])[0].item() == pytest.approx(float(norm), rel=1e-6)
         for grad, wanted in zip(values(grads), expected, strict=True):
             torch.testing.assert_close(grad, wanted)
@@ -395,6 +397,7 @@ def test_lists_are_described_at_once_and_known_again(torch, memory, monkeypatch)
 def test_hazards_are_refused_and_cpu_tensors_may_be_in_lists(torch, memory, monkeypatch):
     monkeypatch.setattr(adapter, "_is_cuda", memory.holds)
     monkeypatch.setattr(adapter, "_describing", lambda: None)  # to compiled code all are alike
+    monkeypatch.setattr(_host, "code", without_tables())
     read = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: read(values([tensor])[0]))
     check_hazards(torch, memory.like)

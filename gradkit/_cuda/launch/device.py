@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gradkit._backend import Array, Borrowed, Shape
+from gradkit import _host
+from gradkit._backend import Array, Shape
 from gradkit._cuda.launch.packing import PackedModule
 
 _address = attrgetter("data.ptr")
@@ -194,7 +195,7 @@ class CupyDevice:
 
     def pointers(self, arrays: Sequence[Array], *, write: bool) -> tuple[int, ...]:  # noqa: ARG002
         """The addresses of many arrays."""
-        if isinstance(arrays, Borrowed):
+        if isinstance(arrays, _host.Table):
             return arrays.addresses
         return tuple(map(_address, arrays))
 
