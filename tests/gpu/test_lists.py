@@ -34,6 +34,7 @@ def test_a_captured_step_replays_on_new_values(count):
 
     grads, buffer = gradients(count, 0), cupy.zeros((7, 12), np.float32)
     step(grads, buffer)  # compiles, and fills the pool
+    cupy.cuda.get_current_stream().synchronize()  # for which the next stream would not wait
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
