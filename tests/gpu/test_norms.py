@@ -47,6 +47,7 @@ def test_captured_norms_replay_on_new_values(width):
 
     given = arrays(width, 0)
     step(**given)  # compiles, and fills the pool
+    cupy.cuda.get_current_stream().synchronize()  # for which the next stream would not wait
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
