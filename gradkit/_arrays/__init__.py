@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gradkit._arrays.base import NOTHING, Framework, Lent
+from gradkit._arrays.base import NOTHING, Framework
 from gradkit._arrays.cupy import CuPy
 from gradkit._arrays.dlpack import DLPack
 from gradkit._arrays.jax import JAX
@@ -22,7 +22,6 @@ __all__ = [
     "HOST",
     "NOTHING",
     "Framework",
-    "Lent",
     "backend_of",
     "framework_for",
     "framework_of",

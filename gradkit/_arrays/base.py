@@ -8,7 +8,7 @@ back into arrays of the caller's type.
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,22 +21,6 @@ NOTHING: AbstractContextManager[None] = nullcontext()
 HOW_TO_INSTALL_CUPY = "in a checkout of gradkit: pip install '.[cuda12]', or '.[cuda13]'"
 
 
-class Lent(Protocol):
-    """The arrays of one call, whose memory a backend uses without views of it.
-
-    ``seen`` is all that a plan depends on of them.
-    """
-
-    backend: Backend
-    seen: Any
-
-    def outputs(self, plan: Plan) -> list[Any]:
-        """New arrays of the library for all that a plan misses, whose contents are undefined."""
-
-    def compute(self, call: Any, results: Sequence[Any]) -> None:
-        """Have the backend write the results, which the call has too."""
-
-
 class Framework:
     """One array library. Subclasses override what differs.
 
@@ -46,7 +30,6 @@ class Framework:
     name = ""
     module = ""  # the top-level module, which is imported before any array exists
     immutable = False  # whether its arrays are immutable
-    lends = False  # whether it has `lent`
     returns_views = False  # whether results are the arrays that a backend made, unchanged
 
     def owns(self, kind: type) -> bool:
@@ -82,22 +65,6 @@ class Framework:
         """New arrays of the shapes and dtypes of a table's; ``None``: use ``empty``."""
         return None
 
-    def lent(self, like: Any, arrays: Sequence[Any], written: int, *, detach: bool) -> Lent | None:
-        """Arrays, which may be absent, as a call of a known plan uses them.
-
-        The call's first argument is ``like``; so many arrays, the first ones, are written;
-        ``detach``: others may require grad. ``None`` if one needs a closer look.
-        """
-        return None
-
-    def ready(self, arrays: Iterable[Any]) -> Backend | None:
-        """What computes on these right here, on the current device and stream.
-
-        ``None`` if that is not known at once, if one of them, which may be absent, is no view of
-        this library, or if results are none.
-        """
-        return None
-
     def known_backend(self, device: int) -> Backend | None:
         """What computes on the CUDA device of that number, if that is known without a view."""
         return None
@@ -116,6 +83,17 @@ class Framework:
 
     def outputs(self, specs: Sequence[Spec | None], table: Any) -> tuple[list[Any], list[Any]]:
         """New results of a call on a table's arrays: as the backend takes them, and the caller."""
+        raise NotImplementedError
+
+    def results(self, plan: Plan, arrays: Sequence[Any]) -> Sequence[Any]:
+        """New arrays for all that a plan misses, contents undefined.
+
+        ``arrays`` are those of the call, which may be absent.
+        """
+        raise NotImplementedError
+
+    def compute(self, call: Any, arrays: Sequence[Any], results: Sequence[Any]) -> None:
+        """Have the plan's backend write results; the call has these arrays and these results."""
         raise NotImplementedError
 
     def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:

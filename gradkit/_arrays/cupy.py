@@ -37,17 +37,6 @@ class CuPy(Framework):
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         return array
 
-    def ready(self, arrays: Iterable[Array | None]) -> Backend | None:
-        known: dict[int, Backend] = cuda.backends().backends
-        if not known:
-            return None
-        cupy = sys.modules["cupy"]
-        current, kind = cupy.cuda.runtime.getDevice(), cupy.ndarray
-        for array in arrays:
-            if array is not None and (type(array) is not kind or array.data.device_id != current):
-                return None
-        return known.get(current)
-
     def known_backend(self, device: int) -> Backend | None:
         return cuda.known_backend(device)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from gradkit import _host
 from gradkit._arrays import cuda
-from gradkit._arrays.base import NOTHING, Framework, Lent
+from gradkit._arrays.base import NOTHING, Framework
 from gradkit._backend import LARGE, Array, Shape, Spec
 from gradkit._calls.backend import Backend, NeedsArrays
 from gradkit._calls.record import Plan
@@ -32,8 +32,6 @@ _REQUIRES_GRAD = (
     "gradients grads_of(parameters)"
 )
 _CAST = re.compile(r"\.astype\(np\.(\w+)\)")
-_ON_CPU, _ON_CUDA = 1, 2  # as DLPack numbers types of devices
-_ALIGNED = 16  # bytes: no access of a kernel is wider
 NESTED = "pass its .values(), or each tensor of its .unbind()"
 
 
@@ -46,7 +44,6 @@ class Torch(Framework):
 
     name = "torch"
     module = "torch"
-    lends = True
 
     def owns(self, kind: type) -> bool:
         torch = sys.modules["torch"]
@@ -75,25 +72,6 @@ class Torch(Framework):
         views = _all_on_host(arrays) if usual else None
         return super().views(arrays, write=write) if views is None else views
 
-    def lent(self, like: Any, arrays: Sequence[Any], written: int, *, detach: bool) -> Lent | None:
-        code = _describing()
-        if code is None or _is_observed(like):
-            return None
-        if not _is_cuda(like):
-            seen = code.described_tensors(arrays, written, detach, _ON_CPU, 0)
-            if seen is None:
-                return None
-            return _OnHost(like, arrays, written, seen, _host.chosen.get())
-        found = code.described_tensors(arrays, written, detach, _ON_CUDA, _ALIGNED)
-        if found is None:
-            return None
-        seen, addresses, device = found
-        backend = cuda.known_backend(device)
-        if backend is None or not cuda.is_current(device):
-            return None
-        common = like, arrays, written, seen, backend
-        return _OnDevice(*common, addresses=addresses, device=device)
-
     def alike(self, arrays: list[Any]) -> list[Any] | None:
         torch = sys.modules["torch"]
         if _is_observed(arrays[0]):
@@ -118,6 +96,35 @@ class Torch(Framework):
         if table.device < 0:  # compiled code takes tensors
             return made, made
         return [each if each is None else _on_device(each) for each in made], made
+
+    def results(self, plan: Plan, arrays: Sequence[Any]) -> Sequence[Any]:
+        making, items = plan.making, [*arrays]
+        if making is None:
+            making, like = [], next(each for each in arrays if each is not None)
+            for spec in plan.missing or ():
+                model = None if spec is None else _model_of(spec)
+                making.append(making_of(model, items, like.device))
+                items.append(model)
+            plan.making, items = making, [*arrays]
+        make_all(making, items)
+        return items[len(arrays) :]
+
+    def compute(self, call: Any, arrays: Sequence[Any], results: Sequence[Any]) -> None:
+        backend, fields = call.plan.backend, call.__dict__
+        if not _is_cuda(fields[call.array_names[0]]):  # compiled code takes tensors
+            call.compute(backend)
+            return
+        tensors = dict(zip((*call.ordered_names, *call.result_names), (*arrays, *results)))  # noqa: B905 - strict takes longer
+        for name, tensor in tensors.items():  # launches take addresses
+            if tensor is not None:
+                fields[name] = tensor.data_ptr()
+        try:
+            call.compute(backend)
+        except NeedsArrays:
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    fields[name] = _on_device(tensor)
+            call.compute(backend)
 
     def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
         # PyTorch's allocator tracks the streams that a tensor is used on, and can resize.
@@ -198,71 +205,6 @@ def _model_of(spec: Spec) -> Any:
     return sys.modules["torch"].empty(shape, dtype=dtype, device="meta").permute(order)
 
 
-class _OnHost:
-    """Tensors on the host, as compiled code uses them: tensors."""
-
-    __slots__ = ("_arrays", "_like", "_written", "backend", "seen")
-
-    def __init__(
-        self, like: Any, arrays: Sequence[Any], written: int, seen: bytes, backend: Backend
-    ):
-        self._like, self._arrays, self._written = like, arrays, written
-        self.seen, self.backend = seen, backend
-
-    def outputs(self, plan: Plan) -> list[Any]:
-        """New tensors."""
-        items = [*self._arrays]
-        making = plan.making or self._decide(plan)
-        make_all(making, items)
-        return items[-len(making) :]
-
-    def _decide(self, plan: Plan) -> list[Making]:
-        items, making = [*self._arrays], list[Making]()
-        for spec in plan.missing or ():
-            model = None if spec is None else _model_of(spec)
-            making.append(making_of(model, items, self._like.device))
-            items.append(model)
-        plan.making = making
-        return making
-
-    def compute(self, call: Any, results: Sequence[Any]) -> None:
-        """Write them; PyTorch is told of those that were there before."""
-        call.compute(self.backend)
-        if self._written:
-            written = [each for each in self._arrays[: self._written] if each is not None]
-            sys.modules["torch"].autograd.graph.increment_version(written)
-
-
-class _OnDevice(_OnHost):
-    """Tensors on a CUDA device, as launches use them: addresses."""
-
-    __slots__ = "_addresses", "_device"
-
-    def __init__(self, *common: Any, addresses: list[int], device: int):
-        super().__init__(*common)
-        self._addresses, self._device = addresses, device
-
-    def compute(self, call: Any, results: Sequence[Any]) -> None:
-        """Launch on PyTorch's current stream."""
-        set_ = call.__dict__.__setitem__
-        first = len(self._addresses) - len(call.ordered_names)
-        for name, address in zip(call.ordered_names, self._addresses[first:]):  # noqa: B905 - strict takes longer
-            if address:
-                set_(name, address)
-        for name, tensor in zip(call.result_names, results):  # noqa: B905
-            if tensor is not None:
-                set_(name, tensor.data_ptr())
-        with _on_stream(self._device):
-            try:
-                super().compute(call, results)
-            except NeedsArrays:
-                names = *call.ordered_names, *call.result_names
-                for name, tensor in zip(names, (*self._arrays[first:], *results), strict=True):
-                    if tensor is not None:
-                        set_(name, _on_device(tensor))
-                super().compute(call, results)
-
-
 class TorchSubclass(Framework):
     """Any other subclass of ``torch.Tensor``.
 
@@ -292,12 +234,12 @@ class TorchSubclass(Framework):
 def seen_on_host(like: Any, tensors: Sequence[Any], written: int) -> bytes | None:
     """All that a plan depends on of tensors, if compiled code computes on their memory as it is.
 
-    They are on the device of ``like``, or absent; the first ``written`` are written.
+    They are absent, or on the host; the first ``written`` are written.
     """
     if _is_cuda(like) or not _host.is_compiled():
         return None
     code = _describing()
-    found: bytes | None = code and code.described_tensors(tensors, written, True, _ON_CPU, 0)
+    found: bytes | None = code and code.described_tensors(tensors, written)
     return found
 
 

@@ -206,7 +206,7 @@ class Call(Record):
     reads_values: ClassVar[bool] = False  # of arrays, or their dtypes, when it checks them
     options: ClassVar[Callable[..., Any]]  # the numbers and the class, as a plan's key has them
     # Names of what `options`, `passed` and `ordered` read, how many of the last are in place, the
-    # lists, and names of what must be absent.
+    # lists, names of what must be absent, and `detaches`.
     key_names: ClassVar[tuple[Any, ...]]
 
     plan: Plan
@@ -261,7 +261,7 @@ class Call(Record):
         key = (*cls.numbers, "__class__", "__class__")
         cls.options = staticmethod(attrgetter(*key))
         own_names = key, tuple(cls.passing), cls.ordered_names
-        cls.key_names = *own_names, len(cls.in_place), cls.lists, cls.rare
+        cls.key_names = *own_names, len(cls.in_place), cls.lists, cls.rare, cls.detaches
         given = {each.name for each in cls.in_place} | {each.name for each in cls.lists}
         for name in (*cls.result_names, *(given & vars(cls).keys())):
             setattr(cls, name, None)

@@ -1,12 +1,13 @@
 """Run an operation: open its arrays, find its plan, make its results, compute, hand back."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from gradkit import _host
-from gradkit._arrays import HOST, NOTHING, Framework, Lent, framework_for
+from gradkit._arrays import HOST, NOTHING, Framework, framework_for
 from gradkit._backend import Array, Spec
 from gradkit._calls.backend import Backend
 from gradkit._calls.record import Call, Described, Plan
@@ -46,10 +47,9 @@ def run(
         outs = () if out is None else out if type(out) is tuple else (out,)
         if compute is not None or not (out is None or len(outs) == len(call.results)):
             return _run_by_name(call, out, compute, by_name)
-        if type(like) is not np.ndarray and not call.lists:
-            found = _run_foreign(call, like, out, outs)
-            return _run_opened(call, out) if found is _NOT_RUN else found
-        if _host.code is not None:
+        if _host.code is not None and (
+            type(like) is np.ndarray or not call.reads_values  # of arrays that are NumPy's
+        ):
             found = _host.code.known(_plans, chosen.get(), call, call.key_names, outs)
             if type(found) is Plan and not found.by_name:
                 return _run_plain(call, found, (), outs)
@@ -70,12 +70,24 @@ def _run_anew(
         plan = _plan_of_lists(call, outs)
         _remember(key, plan)
     if plan is None:
+        like = getattr(call, call.array_names[0])
         made = _run_opened(call, out)
-        _remember(key, call.plan)  # arrays that are one may be
+        plan = _plan_beside(call, framework_for(type(like)))
+        if plan is not None:
+            _remember(key, plan)  # arrays that are one may be
         return made
     if plan.by_name:
         return _run_by_name(call, out, None, by_name)
     return _run_plain(call, plan, passed, outs)
+
+
+def _plan_beside(call: Call, library: Framework | None) -> Plan | None:
+    """The plan for calls like one that was opened, on a library's arrays as they are, if any."""
+    if library is HOST or library is None:
+        return call.plan
+    plan = copy(call.plan)
+    plan.library = library
+    return plan if library.returns_views or plan.backend.takes_memory(call) else None
 
 
 def _run_by_name(call: Call, out: Any, compute: Compute | None, by_name: ByName | None) -> Any:
@@ -101,33 +113,6 @@ def _plan_of_lists(call: Call, outs: tuple[Array | None, ...]) -> Plan:
     return plan
 
 
-def _run_foreign(call: Call, like: Any, out: Any, outs: tuple[Any, ...]) -> Any:
-    """A call on arrays that are not NumPy's, if there is little or nothing to open."""
-    passed = call.passed(call) if call.passing else ()
-    framework = framework_for(type(like))
-    if framework is None or framework is HOST or not _PLAIN.issuperset(map(type, passed)):
-        return _NOT_RUN
-    arrays, written = call.ordered(call), len(outs) + len(call.in_place)
-    if outs:
-        arrays = (*outs, *arrays)
-    if framework.lends:
-        if not call.reads_values:  # of views
-            lent = framework.lent(like, arrays, written, detach=call.detaches)
-            if lent is not None:
-                return _run_lent(call, lent, passed, out, outs)
-        return _NOT_RUN
-    backend = framework.ready(arrays)
-    if backend is None:
-        return _NOT_RUN
-    try:
-        plan = _plans.get(_signature(call, backend, arrays))
-    except TypeError:  # see `Opened`
-        return _NOT_RUN
-    if plan is None or (written and not _are_apart(call, plan, arrays, written)):
-        return _NOT_RUN
-    return _run_plain(call, plan, passed, outs)
-
-
 def _run_opened(call: Call, out: Any, compute: Compute | None = None) -> Any:
     opened = Opened(call, out)
     stream = opened.on_stream()
@@ -135,56 +120,6 @@ def _run_opened(call: Call, out: Any, compute: Compute | None = None) -> Any:
         return opened.results(compute)
     with stream:
         return opened.results(compute)
-
-
-def _run_lent(
-    call: Call, lent: Lent, passed: tuple[Any, ...], out: Any, outs: tuple[Any, ...]
-) -> Any:
-    """A call on such arrays. The first of a kind is made on views, and decides the plan."""
-    key = _signature(call, lent.backend, (), lent.seen)
-    try:
-        plan = _plans.get(key)
-    except TypeError:  # see `Opened`
-        return _run_opened(call, out)
-    if plan is None:
-        made = _run_opened(call, out)
-        if lent.backend.takes_memory(call):
-            _remember(key, call.plan)
-        return made
-    call.plan = plan
-    fields = call.__dict__
-    fields.update(plan.changed)
-    if passed:
-        _check_passing(call, passed)
-    if call.checks_values:
-        call.check_values(_ON_HOST)
-    made = outs
-    if plan.missing:
-        made = lent.outputs(plan)
-        if outs:
-            made = [new if own is None else own for own, new in zip(outs, made)]  # noqa: B905
-    fields.update(zip(call.result_names, made))  # noqa: B905
-    lent.compute(call, made)
-    return made[0] if len(made) == 1 else tuple(made)
-
-
-def _are_apart(call: Call, plan: Plan, arrays: tuple[Array | None, ...], written: int) -> bool:
-    """Whether the first arrays, which are written, clearly can be."""
-    outs, read = arrays[:written], arrays[written:]
-    return plan.gapless and (
-        memory.whole_and_apart(plan.backend, outs, read)
-        or memory.whole_and_apart(plan.backend, outs, _others(call, outs, read))
-    )
-
-
-def _others(
-    call: Call, written: Sequence[Array | None], read: Sequence[Array | None]
-) -> Iterable[Array | None]:
-    """What is read, but for what is the very array that is written and may be."""
-    own: list[Any] = [*call.results, *call.in_place][-len(written) :]
-    may_be = [(name, a) for each, a in zip(own, written, strict=True) for name in each.may_be]
-    named = zip(call.ordered_names[len(call.in_place) :], read, strict=True)
-    return [a for name, a in named if not any(a is b and name == own for own, b in may_be)]
 
 
 def _run_plain(
@@ -199,12 +134,15 @@ def _run_plain(
         _check_passing(call, passed)
     if call.checks_values:
         call.check_values(_ON_HOST)
-    if plan.library is not None:
-        table = getattr(call, call.lists[0].name)
-        if table.device < 0:
-            return _run_tables(call, plan, plan.library, table)
-        with plan.library.on_stream(table.arrays[0]):
-            return _run_tables(call, plan, plan.library, table)
+    library: Framework | None = plan.library
+    if library is not None:
+        like = _first_of(call)
+        stream = library.on_stream(like)
+        if not library.returns_views:
+            return _run_elsewhere(call, library, stream, outs)
+        if stream is not NOTHING:
+            with stream:
+                return _run_plain(call, plan, (), outs)
     made: Sequence[Array | None] = outs
     if plan.missing:
         made = backend.outputs(plan.missing)
@@ -221,23 +159,52 @@ def _run_plain(
     return made[0] if len(made) == 1 else tuple(made)
 
 
-def _run_tables(call: Call, plan: Plan, library: Framework, table: Any) -> Any:
-    """The same of a call of lists of another library than NumPy; all its results are new."""
+def _run_elsewhere(
+    call: Call, library: Framework, stream: Any, outs: tuple[Array | None, ...]
+) -> Any:
+    """The same on arrays of a library that makes its results; a call of lists has no ``outs``."""
+    compute = _compute_lists if call.lists else _compute_arrays
+    if stream is NOTHING:
+        return compute(call, library, outs)
+    with stream:
+        return compute(call, library, outs)
+
+
+def _first_of(call: Call) -> Any:
+    """The array that decides the library."""
+    if call.lists:
+        return getattr(call, call.lists[0].name).arrays[0]
+    return getattr(call, call.array_names[0])
+
+
+def _compute_lists(call: Call, library: Framework, _: Any) -> Any:
+    plan, table = call.plan, getattr(call, call.lists[0].name)
     made: Sequence[Any] = ()
     if plan.missing:
-        if library.returns_views:
-            views = made = plan.backend.outputs(plan.missing)
-        else:
-            views, made = library.outputs(plan.missing, table)
+        views, made = library.outputs(plan.missing, table)
         for name, view in zip(call.result_names, views):  # noqa: B905
             setattr(call, name, view)
     call.compute(plan.backend)
-    if not library.returns_views:
-        for each in call.lists:
-            if each.written and (written := getattr(call, each.name)) is not None:
-                library.wrote(written.arrays)
+    for each in call.lists:
+        if each.written and (written := getattr(call, each.name)) is not None:
+            library.wrote(written.arrays)
     if not made:
         return table.tree  # the caller's own object
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def _compute_arrays(call: Call, library: Framework, outs: tuple[Array | None, ...]) -> Any:
+    arrays = (*outs, *call.ordered(call))
+    made: Sequence[Any] = outs
+    if call.plan.missing:
+        made = library.results(call.plan, arrays)
+        if outs:
+            made = [new if own is None else own for own, new in zip(outs, made)]  # noqa: B905
+    call.__dict__.update(zip(call.result_names, made))  # noqa: B905
+    library.compute(call, arrays[len(outs) :], made)
+    written = len(outs) + len(call.in_place)
+    if written:
+        library.wrote([each for each in arrays[:written] if each is not None])
     return made[0] if len(made) == 1 else tuple(made)
 
 

@@ -140,11 +140,14 @@ void append(Objects& objects, nb::tuple items) {
     for (nb::handle item : items) objects.push_back(nb::borrow(item));
 }
 
-bool are_absent(const Objects& values) {
+// The first that is not None, or null.
+nb::handle first_of(const Objects& values) {
     for (i64 k = 0; k < values.size(); ++k)
-        if (!values[k].is_none()) return false;
-    return true;
+        if (!values[k].is_none()) return values[k];
+    return nb::handle();
 }
+
+bool are_absent(const Objects& values) { return !first_of(values).is_valid(); }
 
 bool are_plain(const Objects& values) {
     for (i64 k = 0; k < values.size(); ++k)
@@ -209,16 +212,55 @@ bool read_lists(nb::handle call, nb::tuple fields, bool written, Lists& lists) {
 struct Seen {
     std::vector<i64> numbers;
     Few<PyObject*> dtypes;  // borrowed
+    bool are_tensors = false;
+    int device = ON_HOST;
 };
 
+constexpr i64 ALIGNED = 16;  // bytes: no access of a kernel is wider
+
+// The same as `see` of arrays of another library than NumPy. With `detach` those that are read may
+// require grad. Tensors on a device, which are used by their addresses, must be aligned.
+bool see_elsewhere(const Objects& arrays, i64 written, bool detach, Ranges& ranges, Seen& seen) {
+    std::vector<i64>& numbers = seen.numbers;
+    Table table;
+    for (i64 k = 0; k < arrays.size(); ++k) {
+        PyObject* const array = arrays[k].ptr();
+        if (array == Py_None) {
+            numbers.push_back(-1);
+            continue;
+        }
+        if (const i64 same = also_written(arrays, written, k)) {
+            numbers.push_back(same);
+            continue;
+        }
+        if (!table.add(array, detach && k >= written)) return false;
+        const i64 row = table.length() - 1;
+        const Py_buffer buffer = table.buffer(row);
+        const bool aligned = reinterpret_cast<uintptr_t>(buffer.buf) % ALIGNED == 0;
+        if (table.are_tensors() && table.device() >= 0 && !aligned) return false;
+        if (k < written && (buffer.readonly || overlaps_itself(buffer))) return false;
+        if (written) append(ranges, buffer, k, k < written);
+        numbers.push_back(table.dtype(row));
+        numbers.push_back(buffer.ndim);
+        numbers.insert(numbers.end(), buffer.shape, buffer.shape + 2 * buffer.ndim);
+    }
+    numbers.push_back(table.place());
+    seen.are_tensors = table.are_tensors();
+    seen.device = table.device();
+    return lie_apart(ranges);
+}
+
 // Arrays, which may be None, by dtypes, shapes, strides and which are one; and before them what lists have to
-// say. False if an array is not NumPy's, or if one of the first, which are `written`, cannot clearly be, or one
-// of a list.
-bool see(const Objects& arrays, i64 written, Lists& lists, Seen& seen) {
+// say. False if an array is of no library that is known here, or of another than the first; or if one of
+// the first, which are `written`, cannot clearly be, or one of a list. `detach` as above.
+bool see(const Objects& arrays, i64 written, bool detach, Lists& lists, Seen& seen) {
     std::vector<i64>& numbers = seen.numbers;
     Ranges& ranges = lists.ranges;
     numbers = std::move(lists.numbers);
     numbers.reserve(numbers.size() + 8 * arrays.size());
+    const nb::handle first = first_of(arrays);
+    if (first.is_valid() && !is_numpys(first.ptr()))
+        return see_elsewhere(arrays, written, detach, ranges, seen);
     for (i64 k = 0; k < arrays.size(); ++k) {
         PyObject* const array = arrays[k].ptr();
         if (array == Py_None) {
@@ -268,7 +310,7 @@ nb::object signature(nb::handle backend, nb::tuple options, nb::tuple arrays, i6
     Seen seen;
     append(own, options);
     append(given, arrays);
-    return see(given, written, none, seen) ? key_of(backend, own, seen) : nb::none();
+    return see(given, written, true, none, seen) ? key_of(backend, own, seen) : nb::none();
 }
 
 // The last call of a class whose plan was found: if all is the same, so is the plan, and no key is made.
@@ -349,8 +391,9 @@ nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple 
     const i64 written = static_cast<i64>(outs.size()) + nb::cast<i64>(names[3]);
     nb::object plan, key = nb::none();
     const nb::tuple fields = nb::borrow<nb::tuple>(names[4]);
+    const bool detach = names[6].is(nb::handle(Py_True));
     const bool usual = are_absent(rare) && are_plain(passed) && read_lists(call, fields, written > 0, lists)
-        && (lists.are_numpys || are_absent(arrays)) && see(arrays, written, lists, seen);
+        && (lists.are_numpys || are_absent(arrays)) && see(arrays, written, detach, lists, seen);
     if (usual) {
         for (i64 k = 0; k < lists.tables.size(); ++k)
             nb::setattr(call, nb::handle(fields[k])[0], lists.tables[k]);
@@ -388,94 +431,15 @@ nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple 
     return nb::make_tuple(plan, key, nb::tuple(all));
 }
 
-// Tensors of one call.
-class Tensors {
-public:
-    // The first `written` are written, or absent. Others may require grad if `detach`.
-    Tensors(i64 written, bool detach, int device_type)
-        : written_(written), detach_(detach), device_type_(device_type) {}
-
-    // False if kernels on a device of that type, the first tensor's, cannot use it as it is, or if it
-    // clearly cannot be written.
-    bool append(PyObject* object) {
-        const bool writes = count_++ < written_;
-        if (!is_tensor(object) || ((writes || !detach_) && requires_grad(object))) return false;
-        const Tensor tensor(object);
-        if (device_ < 0) device_ = tensor->device.number;
-        if (tensor->device.type != device_type_ || tensor->device.number != device_) return false;
-        dtype_ = tensor.dtype();
-        // A tensor without elements has no address.
-        if (dtype_ < 0 || !tensor->data || tensor->ndim > MOST_AXES || is_negative(object))
-            return false;
-        tensor.describe(buffer_, strides_);
-        if (writes && overlaps_itself(buffer_)) return false;
-        if (written_) ::append(ranges_, buffer_, count_ - 1, writes);
-        return true;
-    }
-
-    void skip() { ++count_; }  // one that is absent
-
-    bool lie_apart() { return ::lie_apart(ranges_); }
-
-    // Of the last one.
-    const Py_buffer& buffer() const { return buffer_; }
-    i64 address() const { return reinterpret_cast<i64>(buffer_.buf); }
-    int dtype() const { return dtype_; }
-
-    int device() const { return device_; }
-
-private:
-    i64 written_, count_ = 0;
-    bool detach_;
-    int device_type_, device_ = -1, dtype_ = -1;
-    Ranges ranges_;
-    Py_buffer buffer_;
-    Py_ssize_t strides_[MOST_AXES];
-};
-
-// What a plan depends on of tensors, which may be None, on one device of that type; with an alignment
-// also their addresses, 0 for None, which are multiples of it, and the device's number. None if a
-// kernel cannot use them as they are, or if one of the first, which are `written`, cannot clearly be.
-nb::object described_tensors(
-    nb::handle arrays, i64 written, bool detach, int device_type, i64 alignment
-) {
-    const Sequence items(arrays);
-    Tensors tensors(written, detach, device_type);
-    std::vector<i64> numbers;
-    numbers.reserve(64);
-    nb::list addresses;
-    try {
-        for (i64 k = 0, length = items.length(); k < length; ++k) {
-            if (items[k] == Py_None) {
-                tensors.skip();
-                numbers.push_back(-1);
-                if (alignment) addresses.append(nb::int_(0));
-                continue;
-            }
-            const i64 same = also_written(items, written, k);
-            if (same) {
-                numbers.push_back(same);
-                if (alignment) addresses.append(addresses[-2 - same]);
-                continue;
-            }
-            if (!tensors.append(items[k])) return nb::none();
-            const Py_buffer& buffer = tensors.buffer();
-            numbers.push_back(tensors.dtype());
-            numbers.push_back(buffer.ndim);
-            numbers.insert(numbers.end(), buffer.shape, buffer.shape + buffer.ndim);
-            numbers.insert(numbers.end(), buffer.strides, buffer.strides + buffer.ndim);
-            if (alignment) {
-                if (tensors.address() % alignment) return nb::none();
-                addresses.append(tensors.address());
-            }
-        }
-    } catch (nb::python_error&) {
-        return nb::none();
-    }
-    if (!tensors.lie_apart()) return nb::none();
-    const nb::bytes seen(numbers.data(), numbers.size() * sizeof(i64));
-    if (!alignment) return seen;
-    return nb::make_tuple(seen, addresses, tensors.device());
+// What a plan depends on of tensors on the host, which may be None; None if compiled code cannot use them
+// as they are, or if one of the first, which are `written`, cannot clearly be.
+nb::object described_tensors(nb::tuple arrays, i64 written) {
+    Objects given;
+    append(given, arrays);
+    Ranges ranges;
+    Seen seen;
+    const bool usual = see_elsewhere(given, written, true, ranges, seen) && seen.are_tensors && seen.device < 0;
+    return usual ? nb::object(nb::bytes(seen.numbers.data(), seen.numbers.size() * sizeof(i64))) : nb::none();
 }
 
 }  // namespace

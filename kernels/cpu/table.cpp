@@ -83,8 +83,8 @@ bool Table::read_array(PyObject* array) {
     return true;
 }
 
-bool Table::read_tensor(PyObject* object) {
-    if (!is_tensor(object) || requires_grad(object)) return false;
+bool Table::read_tensor(PyObject* object, bool detach) {
+    if (!is_tensor(object) || (!detach && requires_grad(object))) return false;
     const Tensor tensor(object);
     const int dtype = tensor.dtype();
     if (rows_.empty()) device_ = tensor.place();
@@ -123,22 +123,25 @@ bool Table::read_device_array(PyObject* array) {
     return ndim <= MOST_AXES;
 }
 
-bool Table::read() {
-    const Py_ssize_t length = PyList_Size(arrays_.ptr());
-    if (length == 0) return true;
-    rows_.reserve(length);
-    extents_.reserve(4 * length);
-    library_ = is_tensor(array(0)) ? TENSORS : is_of_device(array(0)) ? DEVICE_ARRAYS : NUMPY;
-    if (library_ == TENSORS && is_observed(array(0))) return false;
-    const auto read_one = library_ == TENSORS ? &Table::read_tensor
-                        : library_ == NUMPY   ? &Table::read_array
-                                              : &Table::read_device_array;
+bool Table::add(PyObject* array, bool detach) {
     try {
-        for (Py_ssize_t k = 0; k < length; ++k)
-            if (!(this->*read_one)(array(k))) return false;
+        if (rows_.empty()) {
+            library_ = is_tensor(array) ? TENSORS : is_of_device(array) ? DEVICE_ARRAYS : NUMPY;
+            if (library_ == TENSORS && is_observed(array)) return false;
+        }
+        if (library_ == NUMPY) return read_array(array);
+        return library_ == TENSORS ? read_tensor(array, detach) : read_device_array(array);
     } catch (nb::python_error&) {  // which another look raises too, with the array's name
         return false;
     }
+}
+
+bool Table::read() {
+    const Py_ssize_t length = PyList_Size(arrays_.ptr());
+    rows_.reserve(length);
+    extents_.reserve(4 * length);
+    for (Py_ssize_t k = 0; k < length; ++k)
+        if (!add(array(k))) return false;
     return true;
 }
 

@@ -19,6 +19,8 @@ public:
     // The leaves alone, whatever they are, and whether `is_flat`; None if too many containers are in each
     // other.
     static nanobind::object leaves(nanobind::handle tree);
+    // Appends an array; false if `of` would say None of it. With `detach` it may require grad.
+    bool add(PyObject* array, bool detach = false);
     // The table that an object is, or null.
     static const Table* in(nanobind::handle object);
 
@@ -71,7 +73,7 @@ private:
     bool collect(PyObject* tree, int depth);
     bool read();
     bool read_array(PyObject* array);
-    bool read_tensor(PyObject* tensor);
+    bool read_tensor(PyObject* tensor, bool detach);
     bool read_device_array(PyObject* array);
     std::vector<i64> numbers() const;
 

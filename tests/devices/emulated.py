@@ -104,11 +104,6 @@ class Idle(Emulated):
 
     returns_views = True
 
-    def ready(self, arrays: Iterable[Any]) -> Any:
-        """Return the backend of arrays that lie on one device, which is always current."""
-        backends = {getattr(array, "backend", None) for array in arrays if array is not None}
-        return backends.pop() if len(backends) == 1 else None
-
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
         """Return what changes nothing: every device is current."""
         return NOTHING

@@ -25,11 +25,11 @@ _number = methodcaller("storage_offset")  # 0, as the device's
 @contextmanager
 def _tensors_on_a_device() -> Iterator[None]:
     code: Any = adapter._describing()
-    code.use_places(0, adapter._ON_CPU)
+    code.use_places(0, 1)  # as DLPack numbers types of devices, 1 is the host
     try:
         yield
     finally:
-        code.use_places(adapter._ON_CPU, adapter._ON_CUDA)
+        code.use_places(1, 2)
 
 
 @contextmanager
@@ -50,7 +50,6 @@ def torch_on_cuda() -> Iterator[Callable[[npt.NDArray[Any]], Any]]:
     with (
         _tensors_on_a_device(),
         mock.patch.object(adapter, "_is_cuda", attrgetter("is_cpu")),
-        mock.patch.object(adapter, "_ON_CUDA", adapter._ON_CPU),
         mock.patch.object(adapter, "_device_number", _number),
         mock.patch.object(adapter, "_allocate", allocate),
         mock.patch.object(adapter, "_stream_of", stream_of),

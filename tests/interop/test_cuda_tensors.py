@@ -34,7 +34,6 @@ FUNCTIONS = {
     "clip value": lambda grads: gradkit.clip_grad_value(grads, 0.5),
     "zero": lambda grads: gradkit.zero_grad(grads),
 }
-_UNKNOWN = 0  # compiled code asks a tensor itself on which device it lies
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -58,7 +57,6 @@ def cuda_tensors_on(device, known=on_a_device):
     with (
         known(),
         patch.object(adapter, "_is_cuda", attrgetter("is_cpu")),
-        patch.object(adapter, "_ON_CUDA", adapter._ON_CPU),
         patch.object(adapter, "_device_number", lambda _: 0),
         patch.object(adapter.Torch, "on_stream", lambda *_: nullcontext()),
         patch.object(cuda, "borrow", borrow),
@@ -233,7 +231,6 @@ def cuda_tensors_on_both(number_of):
 
     with (
         cuda_tensors_on(Numbered(0), lambda: patch.object(_host, "code", without_tables())),
-        patch.object(adapter, "_ON_CUDA", _UNKNOWN),
         patch.object(adapter, "_device_number", device_number),
         patch.object(adapter.Torch, "on_stream", on_stream),
         patch.object(cuda, "borrow", borrow),
