@@ -155,12 +155,14 @@ bool are_plain(const Objects& values) {
     return true;
 }
 
-// A number for an item that is also one of the first, which are `written`: less than any number of
-// axes, and -1 for None. 0 if it is none of them.
-template <typename Items> i64 also_written(const Items& items, i64 written, i64 item) {
-    for (i64 k = 0; item >= written && k < written; ++k)
-        if (nb::handle(items[k]).is(items[item])) return -2 - k;
-    return 0;
+// Notes an item that is None, or also one of the first, which are `written`, by a number less than any
+// number of axes or dtype. False for any other, of which nothing is noted.
+bool is_noted(const Objects& items, i64 written, i64 item, std::vector<i64>& numbers) {
+    i64 number = items[item].is_none() ? -1 : 0;
+    for (i64 k = 0; !number && item >= written && k < written; ++k)
+        if (items[k].is(items[item])) number = -2 - k;
+    if (number) numbers.push_back(number);
+    return number != 0;
 }
 
 // The lists of a call: a table for each that is not absent, and what a plan depends on of them.
@@ -224,15 +226,8 @@ bool see_elsewhere(const Objects& arrays, i64 written, bool detach, Ranges& rang
     std::vector<i64>& numbers = seen.numbers;
     Table table;
     for (i64 k = 0; k < arrays.size(); ++k) {
+        if (is_noted(arrays, written, k, numbers)) continue;
         PyObject* const array = arrays[k].ptr();
-        if (array == Py_None) {
-            numbers.push_back(-1);
-            continue;
-        }
-        if (const i64 same = also_written(arrays, written, k)) {
-            numbers.push_back(same);
-            continue;
-        }
         if (!table.add(array, detach && k >= written)) return false;
         const i64 row = table.length() - 1;
         const Py_buffer buffer = table.buffer(row);
@@ -262,15 +257,8 @@ bool see(const Objects& arrays, i64 written, bool detach, Lists& lists, Seen& se
     if (first.is_valid() && !is_numpys(first.ptr()))
         return see_elsewhere(arrays, written, detach, ranges, seen);
     for (i64 k = 0; k < arrays.size(); ++k) {
+        if (is_noted(arrays, written, k, numbers)) continue;
         PyObject* const array = arrays[k].ptr();
-        if (array == Py_None) {
-            numbers.push_back(-1);
-            continue;
-        }
-        if (const i64 same = also_written(arrays, written, k)) {
-            numbers.push_back(same);
-            continue;
-        }
         if (!is_numpys(array)) return false;
         const Buffer buffer(array);
         if (k < written && (buffer->readonly || overlaps_itself(*buffer))) return false;

@@ -83,6 +83,9 @@ def ptx_backend(**options: Any) -> Any:
     return CudaBackend(PtxDevice(**options))
 
 
+_devices: dict[Any, int] = {}  # the number of each backend's
+
+
 class _Pointer(NamedTuple):
     """Where an array begins, as CuPy has it."""
 
@@ -95,8 +98,9 @@ class IdleArray(DeviceArray):
 
     @property
     def data(self) -> Any:
-        """Where it is."""
-        return _Pointer(self.__array_interface__["data"][0], 0)
+        """Where it is, on a device of each backend's own."""
+        device = _devices.setdefault(self.backend, len(_devices))
+        return _Pointer(self.__array_interface__["data"][0], device)
 
 
 class Idle(Emulated):
