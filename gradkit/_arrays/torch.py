@@ -111,7 +111,7 @@ class Torch(Framework):
 
     def compute(self, call: Any, arrays: Sequence[Any], results: Sequence[Any]) -> None:
         backend, fields = call.plan.backend, call.__dict__
-        if not _is_cuda(fields[call.array_names[0]]):  # compiled code takes tensors
+        if call.plan.on_host:  # compiled code takes tensors
             call.compute(backend)
             return
         tensors = dict(zip((*call.ordered_names, *call.result_names), (*arrays, *results)))  # noqa: B905 - strict takes longer

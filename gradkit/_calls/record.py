@@ -83,13 +83,14 @@ class Plan:
     ``gapless`` whether the caller's arrays have elements, without gaps in memory; ``passed`` the
     plain numbers of the last call that no plan depends on, and behind them those that a check has
     changed, by name. A backend keeps in ``launcher`` what it would otherwise decide again in each
-    call, and a library that makes results in ``making`` how. ``library``: what makes them, if not
-    the backend. ``by_name``: calls like it are not planned, but opened argument by argument.
+    call, and a library that makes results in ``making`` how. ``library``: that of the arrays, if it
+    is not NumPy; ``on_host`` whether those are on the host. ``by_name``: calls like it are not
+    planned, but opened argument by argument.
     """
 
     __slots__ = (
         *("backend", "by_name", "changed", "gapless", "launcher", "library", "making"),
-        *("missing", "options", "passed", "results", "widened"),
+        *("missing", "on_host", "options", "passed", "results", "widened"),
     )
     backend: Any
     changed: tuple[tuple[str, Any], ...]
@@ -98,6 +99,7 @@ class Plan:
     library: Any
     making: Any
     missing: Sequence[Spec | None] | None
+    on_host: bool
     passed: tuple[Any, ...] | None
 
     def __init__(
@@ -107,7 +109,7 @@ class Plan:
         widened: tuple[str, ...] = (),
     ):
         self.results, self.options, self.widened = results, options, widened
-        self.gapless = self.by_name = False
+        self.gapless = self.by_name = self.on_host = False
         self.launcher = self.library = self.making = self.passed = None
 
 

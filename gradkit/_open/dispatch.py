@@ -86,7 +86,7 @@ def _plan_beside(call: Call, library: Framework | None) -> Plan | None:
     if library is HOST or library is None:
         return call.plan
     plan = copy(call.plan)
-    plan.library = library
+    plan.library, plan.on_host = library, plan.backend is chosen.get()
     return plan if library.returns_views or plan.backend.takes_memory(call) else None
 
 
@@ -108,8 +108,8 @@ def _plan_of_lists(call: Call, outs: tuple[Array | None, ...]) -> Plan:
     assert library is not None  # that of a table's arrays
     plan.missing, plan.backend = _missing(plan, outs), backend_of_table(table, library)
     if library is not HOST:
-        plan.library = library
-        plan.by_name |= table.device < 0 and not _host.is_compiled()  # NumPy writes no tensor
+        plan.library, plan.on_host = library, table.device < 0
+        plan.by_name |= plan.on_host and not _host.is_compiled()  # NumPy writes no tensor
     return plan
 
 
@@ -136,10 +136,13 @@ def _run_plain(
         call.check_values(_ON_HOST)
     library: Framework | None = plan.library
     if library is not None:
-        like = _first_of(call)
-        stream = library.on_stream(like)
         if not library.returns_views:
-            return _run_elsewhere(call, library, stream, outs)
+            compute = _compute_lists if call.lists else _compute_arrays
+            if plan.on_host:
+                return compute(call, library, outs)
+            with library.on_stream(_first_of(call)):
+                return compute(call, library, outs)
+        stream = library.on_stream(_first_of(call))
         if stream is not NOTHING:
             with stream:
                 return _run_plain(call, plan, (), outs)
@@ -159,17 +162,6 @@ def _run_plain(
     return made[0] if len(made) == 1 else tuple(made)
 
 
-def _run_elsewhere(
-    call: Call, library: Framework, stream: Any, outs: tuple[Array | None, ...]
-) -> Any:
-    """The same on arrays of a library that makes its results; a call of lists has no ``outs``."""
-    compute = _compute_lists if call.lists else _compute_arrays
-    if stream is NOTHING:
-        return compute(call, library, outs)
-    with stream:
-        return compute(call, library, outs)
-
-
 def _first_of(call: Call) -> Any:
     """The array that decides the library."""
     if call.lists:
@@ -178,6 +170,7 @@ def _first_of(call: Call) -> Any:
 
 
 def _compute_lists(call: Call, library: Framework, _: Any) -> Any:
+    """The rest of a call of lists of a library that makes results by itself, without ``out``."""
     plan, table = call.plan, getattr(call, call.lists[0].name)
     made: Sequence[Any] = ()
     if plan.missing:
@@ -194,6 +187,7 @@ def _compute_lists(call: Call, library: Framework, _: Any) -> Any:
 
 
 def _compute_arrays(call: Call, library: Framework, outs: tuple[Array | None, ...]) -> Any:
+    """The rest of any other call."""
     arrays = (*outs, *call.ordered(call))
     made: Sequence[Any] = outs
     if call.plan.missing:
