@@ -7,6 +7,7 @@ or, on a backend of several devices, ``Spread``; their norms are float64.
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated, Any, Protocol, TypeAlias, dataclass_transform
 
 from gradkit._backend import Axes, picked
@@ -129,11 +130,7 @@ class ClipByTotalNorm(Call):
 
     layout = OfList(usual=_USUAL)
     per_tensor = zero_nonfinite = False
-
-    @property
-    def outs(self) -> Any:
-        """What is written."""
-        return self.grads
+    outs = property(attrgetter("grads"))  # what is written
 
     def compute(self, backend: "ListOperations") -> None:
         backend.grad_norm(self)  # type: ignore[arg-type]

@@ -288,7 +288,8 @@ def plan_of(
     addresses.append(device.pointers(pairs[-1], write=write))  # the last are what may be written
     first, last = pairs[0], pairs[-1]
     if isinstance(first, _host.Table) and isinstance(last, _host.Table):
-        key: Hashable = (device, device.stream, first.known, last.known, *_units(pairs, axes))
+        units = () if axes is None else _units(pairs, axes)
+        key: Hashable = (device, device.stream, first.known, last.known, *units)
     else:
         key = (device, device.stream, *addresses, *_properties(pairs, axes))
     plan = _plans.find(key)
@@ -333,13 +334,11 @@ def _places(device: Device, sources: Grads) -> tuple[int, ...]:
 
 def _properties(pairs: Sequence[Grads], axes: Axes | None) -> tuple[Hashable, ...]:
     """Everything about lists but where they lie."""
-    return (*map(_properties_of, pairs), *_units(pairs, axes))
+    return (*map(_properties_of, pairs), *(() if axes is None else _units(pairs, axes)))
 
 
-def _units(pairs: Sequence[Grads], axes: Axes | None) -> tuple[Hashable, ...]:
+def _units(pairs: Sequence[Grads], axes: Axes) -> tuple[Hashable, ...]:
     """What decides of units, which a table's layout need not tell."""
-    if axes is None:
-        return ()
     first = pairs[0]
     own = first.arrays if isinstance(first, _host.Table) else first
     return axes, tuple(map(_shape, own))
