@@ -178,11 +178,6 @@ def known_backend(device: int) -> Backend | None:
     return known.get(device)
 
 
-def is_current(device: int) -> bool:
-    """Whether that is the current device."""
-    return bool(cupy().cuda.runtime.getDevice() == device)
-
-
 def _external(address: int, device: int) -> Any:
     """Another library's stream as a CuPy stream; the device must be current."""
     return _wrapped(cupy().cuda.Stream, address, device)

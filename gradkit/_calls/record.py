@@ -208,7 +208,7 @@ class Call(Record):
     reads_values: ClassVar[bool] = False  # of arrays, or their dtypes, when it checks them
     options: ClassVar[Callable[..., Any]]  # the numbers and the class, as a plan's key has them
     # Names of what `options`, `passed` and `ordered` read, how many of the last are in place, the
-    # lists, names of what must be absent, and `detaches`.
+    # lists, names of what must be absent, `detaches` and `reads_values`.
     key_names: ClassVar[tuple[Any, ...]]
 
     plan: Plan
@@ -263,7 +263,8 @@ class Call(Record):
         key = (*cls.numbers, "__class__", "__class__")
         cls.options = staticmethod(attrgetter(*key))
         own_names = key, tuple(cls.passing), cls.ordered_names
-        cls.key_names = *own_names, len(cls.in_place), cls.lists, cls.rare, cls.detaches
+        ways = cls.detaches, cls.reads_values
+        cls.key_names = *own_names, len(cls.in_place), cls.lists, cls.rare, *ways
         given = {each.name for each in cls.in_place} | {each.name for each in cls.lists}
         for name in (*cls.result_names, *(given & vars(cls).keys())):
             setattr(cls, name, None)

@@ -28,8 +28,6 @@ _ABSENT = {type(None)}
 _NUMPY = {np.ndarray, *_ABSENT}
 _MOST = 4096  # plans that are remembered before all are forgotten
 _plans: dict[Any, Plan] = {}
-_PLAIN = {bool, int, float, *_ABSENT}
-_NOT_RUN = object()  # in the place of a result, which may be None
 _ON_HOST = Given()  # of a call whose numbers are plain
 _ON_HOST.framework, _ON_HOST.like = HOST, None
 
@@ -47,9 +45,7 @@ def run(
         outs = () if out is None else out if type(out) is tuple else (out,)
         if compute is not None or not (out is None or len(outs) == len(call.results)):
             return _run_by_name(call, out, compute, by_name)
-        if _host.code is not None and (
-            type(like) is np.ndarray or not call.reads_values  # of arrays that are NumPy's
-        ):
+        if _host.code is not None:
             found = _host.code.known(_plans, chosen.get(), call, call.key_names, outs)
             if type(found) is Plan and not found.by_name:
                 return _run_plain(call, found, (), outs)

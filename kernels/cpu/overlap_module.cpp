@@ -313,9 +313,10 @@ public:
     }
 
     nb::object plan_for(nb::handle backend, const Objects& options, const Seen& seen) const {
-        bool same = backend.is(backend_) && seen.numbers == numbers_;
+        const i64 dtypes = static_cast<i64>(dtypes_.size());
+        bool same = backend.is(backend_) && seen.dtypes.size() == dtypes && seen.numbers == numbers_;
         for (i64 k = 0; same && k < options.size(); ++k) same = options[k].is(options_[k]);
-        for (i64 k = 0; same && k < seen.dtypes.size(); ++k) same = dtypes_[k].is(seen.dtypes[k]);
+        for (i64 k = 0; same && k < dtypes; ++k) same = dtypes_[k].is(seen.dtypes[k]);
         return same ? plan_ : nb::object();
     }
 
@@ -381,7 +382,8 @@ nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple 
     const nb::tuple fields = nb::borrow<nb::tuple>(names[4]);
     const bool detach = names[6].is(nb::handle(Py_True));
     const bool usual = are_absent(rare) && are_plain(passed) && read_lists(call, fields, written > 0, lists)
-        && (lists.are_numpys || are_absent(arrays)) && see(arrays, written, detach, lists, seen);
+        && (lists.are_numpys || are_absent(arrays)) && see(arrays, written, detach, lists, seen)
+        && !(seen.are_tensors && names[7].is(nb::handle(Py_True)));  // values are read of views
     if (usual) {
         for (i64 k = 0; k < lists.tables.size(); ++k)
             nb::setattr(call, nb::handle(fields[k])[0], lists.tables[k]);
