@@ -47,7 +47,15 @@ include_patterns = [
     "testbed/README.md",
     "testbed/*/README.md",
 ]
-exclude_patterns = [".*", "testbed/.*", "build", "dist", "benchmarks/results", "docs/gallery", "docs/_*"]
+exclude_patterns = [
+    ".*",
+    "testbed/.*",
+    "build",
+    "dist",
+    "benchmarks/results",
+    "docs/gallery",
+    "docs/_*",
+]
 templates_path = [str(HERE / "_templates")]  # autosummary searches from the source directory
 nitpicky = True
 nitpick_ignore_regex = [  # types in the docstrings' text, which have no page
