@@ -17,7 +17,6 @@ import pytest
 import gradkit
 from gradkit import _host, distributed
 from gradkit._arrays import backend_of, cuda
-from gradkit._arrays.cupy import CuPy
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch, workspace
 from gradkit._cuda.launch.kernels import LoadedKernel
 from gradkit._cuda.several_devices import carry
@@ -104,30 +103,6 @@ def cupy(request, monkeypatch):
         return
     with cupy.cuda.using_allocator(lambda size: cuda.pointer_of(ROOM, ROOM.ctypes.data, size, 0)):
         yield cupy
-
-
-def test_arrays_are_ready_on_the_current_device_alone(monkeypatch):
-    class Array:
-        def __init__(self, number):
-            self.data = SimpleNamespace(device_id=number)
-
-    class Other(Array):
-        """Of another type."""
-
-    driver, known = Driver(), {0: "first", 1: "second"}
-    runtime = SimpleNamespace(getDevice=lambda: driver.device)
-    cupy = SimpleNamespace(ndarray=Array, cuda=SimpleNamespace(runtime=runtime))
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(cuda.backends(), "backends", known)
-    ready = CuPy().ready
-    assert ready([Array(0), None, Array(0)]) == "first"
-    assert ready([Array(0), Array(1)]) is ready([Array(1)]) is None
-    assert ready([Array(0), Other(0)]) is ready([Array(0), np.zeros(2)]) is None
-    driver.device = 1
-    assert ready([Array(0), None, Array(0)]) is None
-    assert ready([Array(1)]) == "second"
-    driver.device = 2
-    assert ready([Array(2)]) is None  # one that was not used
 
 
 def in_another_thread(call):

@@ -49,7 +49,7 @@ def without_tables() -> Any:
 @contextmanager
 def on_a_device() -> Iterator[None]:
     """While compiled code takes CPU tensors for those of a CUDA device."""
-    adapter._describing.cache_clear()  # which PyTorch may not have been imported for yet
+    framework("torch")
     code = adapter._describing()
     if code is None:
         yield
