@@ -242,6 +242,13 @@ nb::object Table::views() {
     return views_;
 }
 
+nb::object Table::view(nb::handle k) {
+    if (!are_tensors() || views_.is_valid() || !PyLong_Check(k.ptr())) return views()[k];
+    nb::list one;
+    one.append(nb::object(nb::handle(arrays_)[k]));
+    return views_of_tensors(one)[0];
+}
+
 nb::object Table::addresses() {
     if (addresses_.is_valid()) return addresses_;
     addresses_ = nb::steal(PyTuple_New(length()));
@@ -316,7 +323,7 @@ void define_table(nb::module_& module) {
     nb::class_<Table>(module, "Table")
         .def("__len__", &Table::length)
         .def("__iter__", [](Table& table) { return nb::iter(table.views()); })
-        .def("__getitem__", [](Table& table, nb::handle k) { return nb::object(table.views()[k]); })
+        .def("__getitem__", &Table::view)
         .def_prop_ro("arrays", &Table::arrays)
         .def_prop_ro("tree", &Table::tree)
         .def_prop_ro("is_flat", &Table::is_flat)

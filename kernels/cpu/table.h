@@ -51,6 +51,7 @@ public:
 
     // Arrays that a backend can use: these, or views of their memory.
     nanobind::object views();
+    nanobind::object view(nanobind::handle k);  // of one, without making all
     // What launches on a device take: where arrays begin; all else of them, of contiguous ones their
     // dtypes and sizes; and what stands for both, the same object if the same ones come again.
     nanobind::object addresses();

@@ -33,8 +33,15 @@ FUNCTIONS = {
     "scale": lambda grads: gradkit.scale_grads(grads, 0.25),
     "clip value": lambda grads: gradkit.clip_grad_value(grads, 0.5),
     "zero": lambda grads: gradkit.zero_grad(grads),
+    "limit on the device": lambda grads: gradkit.clip_grad_norm(grads, _number(0.5)),
+    "out": lambda grads: gradkit.grad_norm(grads, out=_number(0.0)),
 }
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def _number(value):
+    torch = framework("torch")
+    return torch.full((), value, dtype=torch.float64)
 
 
 @contextmanager
@@ -115,11 +122,14 @@ def test_lists_give_what_the_cpu_gives(torch, function, layout):
         with cuda_tensors_on(EmulatedDevice(multiprocessors=1)):
             assert values(FUNCTIONS[function](grads)) == pytest.approx(result, rel=2**-7)
         assert values(grads) == pytest.approx(after, rel=2**-7)
-        written = function not in ("norm", "norms", "clipped", "adaptive")
+        written = function not in ("norm", "norms", "clipped", "adaptive", "out")
         assert all((g._version > v) == written for g, v in zip(grads, before, strict=True))
 
 
-@pytest.mark.parametrize("function", ["norm", "norms", "clip", "scale", "clip value", "zero"])
+@pytest.mark.parametrize(
+    "function",
+    ["norm", "norms", "clip", "scale", "clip value", "zero", "limit on the device"],
+)
 def test_no_array_is_made_for_each_tensor(torch, function):
     """An array takes longer than all else that is done for a tensor."""
     lists = [tensors(torch, 200) for _ in range(2)]
@@ -127,7 +137,8 @@ def test_no_array_is_made_for_each_tensor(torch, function):
         for grads in (lists[0], *lists):  # after the first call: the same memory, then other memory
             before = len(borrowed)
             FUNCTIONS[function](grads)
-    assert len(borrowed) - before <= 2  # the first gradient, to find its device, and the norm
+    # The first gradient, to find its device, and numbers, which are opened one by one.
+    assert len(borrowed) - before <= (2 if function in ("norm", "clip", "zero") else 6)
     assert before <= 2 * 2 + 200
 
 
@@ -213,6 +224,11 @@ class Numbered(EmulatedDevice):
             yield
         finally:
             Numbered.current = before
+
+
+def _number(value):
+    torch = framework("torch")
+    return torch.full((), value, dtype=torch.float64)
 
 
 @contextmanager
