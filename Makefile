@@ -295,7 +295,7 @@ $(PTX_PARTS:%=test-ptx-%): test-ptx-sm_%: $(STAMP)
 .venv-cupy13/.installed .venv-cupy14/.installed: .venv-%/.installed: requirements/%.txt
 .venv-cupy13/.installed: PACKAGES := --require-hashes --requirement requirements/cupy13.txt
 .venv-cupy14/.installed: PACKAGES := --require-hashes --requirement requirements/cupy14.txt
-.venv-cupy14/.installed: COMPILED = $(EDITABLE)
+.venv-cupy14/.installed: OUR_OWN = $(EDITABLE)
 .venv-frameworks/.installed: PACKAGES = $(EDITABLE)[demo,test] --requirement requirements/frameworks.in \
 	--constraint requirements/frameworks.txt
 .venv-lock/.installed: PACKAGES := uv
@@ -322,7 +322,7 @@ build/editable/.made: $(STAMP)
 	@echo "Installing into $(@D) ..."
 	@$(PYTHON) -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip install $(QUIET) $(PACKAGES)
-	@$(if $(COMPILED),$(@D)/bin/python -m pip install $(QUIET) --no-deps $(COMPILED))
+	@$(if $(OUR_OWN),$(@D)/bin/python -m pip install $(QUIET) --no-deps $(OUR_OWN))
 	@$(@D)/bin/python -m compileall $(ON_ALL_CORES) $(@D)/lib >/dev/null || true
 	@touch $@
 

@@ -61,7 +61,7 @@ class OneDevice(NamedTuple):
     """Those of a call's gradients that lie on one device."""
 
     positions: tuple[int, ...]  # in the list of all
-    views: Sequence[Array]  # Views, or compiled code's own table
+    views: Views
 
     def of(self, items: Sequence[Any]) -> list[Any]:
         """Those of a list's items, one for each gradient of the call, that go with these."""

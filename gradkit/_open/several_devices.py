@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit import _host
 from gradkit._arrays import backend_of
 from gradkit._backend import Array, OneDevice, Spec, Spread, Views
 from gradkit._calls.backend import Backend
@@ -88,11 +87,10 @@ def spread(views: Sequence[Array]) -> Spread:
     positions: dict[Any, list[int]] = {}
     for k, view in enumerate(views):
         positions.setdefault(None if type(view) is np.ndarray else backend_of(view), []).append(k)
-    places = {}
-    for where, own in positions.items():
-        listed = [views[k] for k in own]
-        table = None if _host.code is None else _host.code.table(listed, False)
-        places[where] = OneDevice(tuple(own), table or Views(listed))
+    places = {
+        where: OneDevice(tuple(own), Views([views[k] for k in own]))
+        for where, own in positions.items()
+    }
     host = places.pop(None, None)
     return Spread(views, [*places.values()], host)
 
