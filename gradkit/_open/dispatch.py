@@ -81,9 +81,11 @@ def _plan_beside(call: Call, library: Framework | None) -> Plan | None:
     """The plan for calls like one that was opened, on a library's arrays as they are, if any."""
     if library is HOST or library is None:
         return call.plan
+    if not (library.returns_views or call.plan.backend.takes_memory(call)):
+        return None
     plan = copy(call.plan)
     plan.library, plan.on_host = library, plan.backend is chosen.get()
-    return plan if library.returns_views or plan.backend.takes_memory(call) else None
+    return plan
 
 
 def _run_by_name(call: Call, out: Any, compute: Compute | None, by_name: ByName | None) -> Any:
