@@ -205,8 +205,8 @@ def _refuse_replicated(parameters: list[Tensor], known: list[DistributedDataPara
         if (
             issubclass(type(each), DistributedDataParallel)
             and not any(each is one for one in known)
+            and not own.isdisjoint(map(id, each.parameters()))  # its group may be gone otherwise
             and get_world_size(each.process_group) > 1
-            and not own.isdisjoint(map(id, each.parameters()))
         ):
             raise ValueError(
                 "parameters are those of a DistributedDataParallel module; pass that module, which "
