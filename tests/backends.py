@@ -88,7 +88,8 @@ class Backend:
 
 # The files whose operations are compiled.
 COMPILED_FILES = {
-    *("bad_input/test_bad_input.py", "calls/test_several_roles.py", "calls/test_strided_rows.py"),
+    *("bad_input/test_bad_input.py", "calls/test_sequences.py", "calls/test_several_roles.py"),
+    "calls/test_strided_rows.py",
     "cpu/test_compiled.py",
     *("distributed/test_batch_norm_over_ranks.py", "distributed/test_groups.py"),
     *("distributed/test_rank_states.py", "values/test_accumulate_grads.py"),
