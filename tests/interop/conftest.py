@@ -55,6 +55,9 @@ collect_ignore_glob = [pattern for name, pattern in _OWN if not (REQUIRED or fin
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of a file that run in one way come after each other: JAX keeps what it compiled."""
+    files = {path: k for k, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (files[item.path], WAYS.index(_way_of(item))))
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.interop)
@@ -102,11 +105,29 @@ def tf() -> Any:
     return framework("tensorflow")
 
 
-@pytest.fixture(params=["compiled", "buffers", "copies"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Calls in ``jax.jit``: XLA's own, those in Python on its buffers, and those of JAX 0.6.0."""
-    import jax
+WAYS = "compiled", "buffers", "copies"
+_kept = [WAYS[0]]  # the way of the programs that JAX has compiled and keeps
 
+
+def _way_of(item: pytest.Item) -> str:
+    """How the test's calls in ``jax.jit`` run."""
+    own = item.callspec.params.get("way") if hasattr(item, "callspec") else None
+    python = "in_python" in getattr(item, "fixturenames", ())
+    return own if own in WAYS else WAYS[1] if python else WAYS[0]
+
+
+@pytest.fixture(autouse=True)
+def _keeps_no_programs_of_another_way(request: pytest.FixtureRequest) -> None:
+    if _kept[0] != _way_of(request.node):
+        import jax
+
+        jax.clear_caches()
+        _kept[0] = _way_of(request.node)
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Calls in ``jax.jit``: XLA's own, those in Python on its buffers, and those of JAX 0.6.0."""
     from gradkit.jax import _callbacks, _compiled
 
     assert _compiled._is_there
@@ -114,22 +135,15 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(_compiled, "_is_there", request.param == "compiled")
     if request.param == "copies":
         monkeypatch.setattr(_callbacks, "buffer_callback", None)
-    jax.clear_caches()
-    yield request.param
-    jax.clear_caches()
+    return request.param
 
 
 @pytest.fixture
-def in_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls in ``jax.jit`` all run Python."""
-    import jax
-
     from gradkit.jax import _compiled
 
     monkeypatch.setattr(_compiled, "_is_there", False)
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
 
 
 @pytest.fixture(params=["Auto", "Explicit"])

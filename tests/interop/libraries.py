@@ -1,5 +1,6 @@
 """The frameworks under test: how their arrays are made and read back, without gradkit."""
 
+import gc
 import importlib
 import os
 from collections.abc import Callable, Iterator
@@ -59,6 +60,17 @@ def on_a_device() -> Iterator[None]:
         yield
     finally:
         code.use_places(1, 2)
+
+
+@contextmanager
+def checking_leaks() -> Iterator[None]:
+    """JAX's check that nothing of a trace outlives it, which goes through all objects each time.
+
+    What is there by now holds nothing of what is traced within, and is left out.
+    """
+    gc.freeze()
+    with framework("jax").checking_leaks():
+        yield
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import pytest
 import gradkit
 import gradkit.jax
 from gradkit.jax import accumulation, clipping, transforms
+from tests.interop.libraries import checking_leaks
 from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits
 
 INF = float("inf")
@@ -513,7 +514,7 @@ OPTIMIZERS = {
 def test_nothing_of_a_trace_outlives_it(name, way):  # noqa: ARG001
     (grads,) = steps(1)
     function = TRACED[name]
-    with jax.checking_leaks():
+    with checking_leaks():
         found = jax.jit(function)(grads)
         one = jax.tree.map(lambda a: a[None], grads)
         many = jax.jit(jax.vmap(function))(one)
@@ -528,7 +529,7 @@ def test_nothing_of_a_step_outlives_it(name, jit, way):  # noqa: ARG001
     grads = steps(3)
     optimizer = OPTIMIZERS[name]()
     update = jax.jit(optimizer.update) if jit else optimizer.update
-    with jax.checking_leaks():
+    with checking_leaks():
         state = optimizer.init(grads[0])
         for grad in grads:
             updates, state = update(grad, state, grads[0])

@@ -1,7 +1,7 @@
 """Each of ``gradkit.jax``'s norms inside of JAX's transformations, beside direct calls."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from jax.test_util import check_grads
 import gradkit
 import gradkit.jax
 from gradkit import _host
+from tests.interop.libraries import checking_leaks
 from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits
 
 TYPES = [
@@ -504,29 +505,36 @@ def test_vmap_over_data_is_one_call(name, monkeypatch, in_python):  # noqa: ARG0
     jax.clear_caches()
 
 
-def test_scan_and_checkpoint(case, way):  # noqa: ARG001
+def scanned(case, norm):
+    """Gradients through three layers, each of which is a checkpoint."""
     given = case.arguments("float32", "float32")
 
-    def loss(norm, *given):
+    def loss(*given):
         def layer(x, _):
             inner = lambda x: outputs(norm(jnp.sin(x), *given[1:]))[0]  # noqa: E731
             return jax.checkpoint(inner)(x), None
 
         return (jax.lax.scan(layer, given[0], None, length=3)[0] ** 3).sum()
 
-    which = tuple(range(1, 1 + len(given) - case.constant))
-    made, wanted = (
-        jax.jit(jax.grad(loss, which), static_argnums=0)(f, *given)
-        for f in (case.ours, case.formula)
-    )
-    for got, ref in zip(made, wanted, strict=True):
+    return jax.jit(jax.grad(loss, tuple(range(len(given) - case.constant))))(*given)
+
+
+@cache
+def scanned_formula(name):
+    return scanned(CASES[name], CASES[name].formula)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scan_and_checkpoint(name, way):  # noqa: ARG001
+    made = scanned(CASES[name], CASES[name].ours)
+    for got, ref in zip(made, scanned_formula(name), strict=True):
         np.testing.assert_allclose(got, ref, rtol=5e-3, atol=5e-3 * np.abs(ref).max())
 
 
 def test_nothing_of_a_trace_outlives_it(case, way):  # noqa: ARG001
     given = case.arguments("float32", "float32")
     both = passes(case.ours)
-    with jax.checking_leaks():
+    with checking_leaks():
         made = jax.jit(both)(*given)
         many = jax.jit(jax.vmap(both))(*(a[None] for a in given))
     assert_all_same_bits(made, jax.jit(both)(*given))
