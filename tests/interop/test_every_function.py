@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import gradkit
+from tests.backends import Backend
 from tests.interop.libraries import LIBRARIES
 from tests.operations import OPERATIONS, leaves, on
+from tests.sequences import check_calls_in_a_row
 
 RUNNING = {"running_mean", "running_var"}
 NEVER_WRITTEN = "whose memory is never written|returns new arrays"
@@ -48,6 +50,33 @@ def check(lib, operation):
                 arrays = zip(leaves(given), leaves(hosts), strict=True)
                 for got, ref in ((a, b) for a, b in arrays if isinstance(b, np.ndarray)):
                     np.testing.assert_array_equal(lib.read(got), ref.astype(lib.dtype(got)))
+
+
+class Arrays(Backend):
+    """Arrays of a library in the place of a backend's."""
+
+    name = "compiled"
+
+    def __init__(self, lib):
+        self.lib = lib
+
+    def asarray(self, array):
+        return self.lib.make(np.ascontiguousarray(array).reshape(array.shape))
+
+    def asnumpy(self, array):
+        return self.lib.read(array) if isinstance(array, self.lib.kind) else np.array(array)
+
+    def assign(self, array, values):
+        if self.lib.mutable:
+            array[...] = self.lib.make(np.array(values))
+
+    def memory(self, array):
+        return f"{array.dtype} {self.lib.read(array).tobytes()}"
+
+
+@pytest.mark.parametrize("family", sorted({each.family for each in OPERATIONS.values()}))
+def test_calls_say_nothing_of_the_next(lib, family):
+    check_calls_in_a_row(Arrays(lib), family)
 
 
 def versions(written):

@@ -70,20 +70,14 @@ def test_pytorchs_own_norm_is_taken(torch):
     assert again.state_dict() == gradkit.SpikeGuard().state_dict() | {"count": 1, "mean": 5.0}
 
 
-def test_with_x64_a_state_is_float64(run_alone, jax):
-    assert jax is not None
-    run_alone(
-        """
-        import jax
-        jax.config.update("jax_enable_x64", True)
-        import jax.numpy as jnp, gradkit
-        state = gradkit.spike_guard_init(jnp.ones(2))
-        assert state.dtype == jnp.float64
-        state, limit = gradkit.spike_guard_update(state, jnp.array(1e300), warmup=1)
-        assert limit.dtype == state.dtype == jnp.float64
-        assert state[1] == 1e300
-        """
-    )
+@pytest.mark.usefixtures("x64")
+def test_with_x64_a_state_is_float64(jax):
+    jnp = jax.numpy
+    state = gradkit.spike_guard_init(jnp.ones(2))
+    assert state.dtype == jnp.float64
+    state, limit = gradkit.spike_guard_update(state, jnp.array(1e300), warmup=1)
+    assert limit.dtype == state.dtype == jnp.float64
+    assert state[1] == 1e300
 
 
 class Narrow:

@@ -1,5 +1,6 @@
 """What goes wrong with PyTorch's tensors when nobody looks: each is right, or refused in words."""
 
+import gc
 import re
 
 import numpy as np
@@ -261,26 +262,23 @@ def test_a_subclass_with_memory_is_refused_all_the_same(torch):
     assert tagged.tolist() == [1, 1, 1]
 
 
-@pytest.mark.usefixtures("torch")
-def test_a_dtensor_is_refused_and_its_shard_taken(run_alone):
-    run_alone(
-        """
-        import os, tempfile, torch, torch.distributed as dist, gradkit, pytest
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import Shard, distribute_tensor
-        with tempfile.TemporaryDirectory() as folder:
-            dist.init_process_group("gloo", init_method=f"file://{folder}/x", rank=0, world_size=1)
-            mesh = init_device_mesh("cpu", (1,))
-            grad = distribute_tensor(torch.tensor([3.0, 4.0]), mesh, [Shard(0)])
-            with pytest.raises(TypeError, match=r"is a DTensor.*shards_of"):
-                gradkit.clip_grad_norm([grad], 1.0)
-            assert grad.to_local().tolist() == [3, 4]
-            group = gradkit.distributed.from_torch()
-            assert gradkit.clip_grad_norm([grad.to_local()], 1.0, group=group).item() == 5
-            assert abs(grad.to_local()[0].item() - 0.6) < 1e-6
-            dist.destroy_process_group()
-        """
-    )
+def test_a_dtensor_is_refused_and_its_shard_taken(torch, tmp_path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    one = {"init_method": f"file://{tmp_path}/x", "rank": 0, "world_size": 1}
+    torch.distributed.init_process_group("gloo", **one)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        grad = distribute_tensor(torch.tensor([3.0, 4.0]), mesh, [Shard(0)])
+        with pytest.raises(TypeError, match=r"is a DTensor.*shards_of"):
+            gradkit.clip_grad_norm([grad], 1.0)
+        assert grad.to_local().tolist() == [3, 4]
+        group = gradkit.distributed.from_torch()
+        assert gradkit.clip_grad_norm([grad.to_local()], 1.0, group=group).item() == 5
+        assert abs(grad.to_local()[0].item() - 0.6) < 1e-6
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 # Layouts
@@ -364,17 +362,12 @@ def test_results_are_ordinary_tensors(torch):
     assert norm.ndim == 0
 
 
-@pytest.mark.usefixtures("torch")
-def test_results_outlive_the_arguments(run_alone):
-    run_alone(
-        """
-        import gc, torch, gradkit
-        results = [gradkit.clip_by_global_norm(torch.full((1000,), 2.0), 1e9)[0] for _ in range(50)]
-        gc.collect()
-        noise = [torch.rand(1000) for _ in range(50)]
-        assert all(torch.equal(r, torch.full((1000,), 2.0)) for r in results)
-        """
-    )
+def test_results_outlive_the_arguments(torch):
+    results = [gradkit.clip_by_global_norm(torch.full((1000,), 2.0), 1e9)[0] for _ in range(50)]
+    gc.collect()
+    noise = [torch.rand(1000) for _ in range(50)]
+    assert all(torch.equal(r, torch.full((1000,), 2.0)) for r in results)
+    del noise
 
 
 def test_messages_name_the_argument(torch):
