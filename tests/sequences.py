@@ -10,14 +10,20 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
 
 import gradkit
 from gradkit._open import dispatch
 from tests.layouts import LAYOUTS
 from tests.operations import DATA as KIND_OF_DATA
-from tests.operations import LISTS, OPERATIONS, drawn, leaves
+from tests.operations import LISTS, OPERATIONS, drawn, leaves, of
 from tests.tolerances import DTYPES
 
 ERRORS = (TypeError, ValueError, gradkit.GradkitError)
@@ -302,3 +308,11 @@ class Sequences(RuleBasedStateMachine):
         for call, found in self.made:
             with nothing_before(self.backend) as other:
                 assert found == call.but("threads", self.threads).on(other, {}), call
+
+
+def check_calls_in_a_row(backend, family, limits=None):
+    """Draw calls of all operations of a family."""
+    names = tuple(each.name for each in of(family))
+    kind = type("Calls", (Sequences,), {"backend": backend, "operations": names} | (limits or {}))
+    most = max(settings().max_examples, 3 * len(names))
+    run_state_machine_as_test(kind, settings=settings(max_examples=most, stateful_step_count=16))
