@@ -7,6 +7,7 @@ one, which gives the bits, or the error, of the same call where nothing came bef
 import math
 from collections import Counter
 from contextlib import contextmanager
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +23,7 @@ from hypothesis.stateful import (
 import gradkit
 from gradkit._open import dispatch
 from tests.layouts import LAYOUTS
-from tests.operations import DATA as KIND_OF_DATA
-from tests.operations import LISTS, OPERATIONS, drawn, leaves, of
+from tests.operations import DATA, LISTS, OPERATIONS, drawn, leaves, of
 from tests.tolerances import DTYPES
 
 ERRORS = (TypeError, ValueError, gradkit.GradkitError)
@@ -36,15 +36,15 @@ SHAPES = {
 }
 NORMS = ("rows", "channels", "groups")
 HOSTS = ("compiled", "numpy")
-DATA = "data"
+OWN = "data"
 GRADS = (
     None,  # what the operation's own row says
-    (((3,), DATA),),
-    (((3,), DATA), ((2,), DATA)),
-    (((2,), DATA), ((3,), DATA)),
+    (((3,), OWN),),
+    (((3,), OWN), ((2,), OWN)),
+    (((2,), OWN), ((3,), OWN)),
     (((3,), "float32"), ((2,), "float16")),
-    ((SQUARE, DATA), ((0, 2), DATA), ((), DATA)),
-    (((33, 129), DATA), *(((5,), DATA),) * 40),
+    ((SQUARE, OWN), ((0, 2), OWN), ((), OWN)),
+    (((33, 129), OWN), *(((5,), OWN),) * 40),
 )
 CONTAINERS = {
     "list": list,
@@ -136,7 +136,8 @@ class Call:
 
         host = "numpy" if backend.name == "numpy" else "compiled"
         given = self._arguments(put)
-        gradkit.set_num_threads(self["threads"] or 1)
+        threads = gradkit.get_num_threads()
+        gradkit.set_num_threads(self["threads"] or threads)
         try:
             with gradkit.use_cpu_backend(self["computing"] or host):
                 found = [*leaves(self.operation.function(**given))]
@@ -145,8 +146,34 @@ class Call:
         else:
             found = [getattr(each, "table", each) for each in found]
             shown, own = [_shown(backend, each) for each in found], {*map(id, used.values())}
+        finally:
+            gradkit.set_num_threads(threads)
         memory = tuple(map(backend.memory, used.values()))
         return Outcome(shown, memory, tuple(id(each) in own for each in found) if own else ())
+
+    def may_be(self, backend):
+        """Kinds of properties that its operation has, each with the values of the properties."""
+        operation, names = self.operation, self.operation.arrays
+        norm, lists = operation.family in NORMS, [name for name in names if name in LISTS]
+        data = [name for name in names if name not in lists and operation.kind(name) == DATA]
+        named = NUMBERS.keys() - ({"out"} if norm else ())
+        numbers = {name: NUMBERS[name] for name in operation.parameters if name in named}
+        if "scale" in operation.parameters and "scale" not in names:
+            numbers["scale"] = FACTORS
+        types = len(operation.types) if backend.on_host else min(2, len(operation.types))
+        yield {("layout", name): [*LAYOUTS] for name in names}
+        yield {("wrong", name): (None, "shape", "dtype", 1.0) for name in names}
+        yield {("first", name): (None, 0.0, -1.0, math.nan) for name in names}
+        yield {("absent", name): (False, True) for name in operation.optional}
+        yield {("same", name): (None, *data) for name in data}
+        yield {("number", name): (None, *values) for name, values in numbers.items()}
+        yield {("out", name): (None, *LAYOUTS, *data) for name in operation.results if norm}
+        yield {"types": range(types)}
+        yield {"variant": ("", *operation.variants)} if operation.variants else {}
+        yield {"shape": SHAPES[operation.family]} if operation.family in SHAPES else {}
+        yield {"place": (None, 0, 1, -1, -2)} if norm else {}
+        yield {"lists": GRADS, "container": [*CONTAINERS]} if lists else {}
+        yield {"threads": (1, 3), "computing": HOSTS} if backend.on_host else {}
 
     @property
     def _axis(self):
@@ -175,6 +202,8 @@ class Call:
             elif wrong == "dtype":
                 dtype = "float64" if dtype == "float32" else "float32"
             host = np.asarray(drawn(label, shape, dtype))
+            if host.size and self["first", label] is not None:
+                host.flat[0] = self["first", label]
             return put((label, counts[label]), LAYOUTS[self["layout", label] or "C"](host))
 
         lists, variant = self["lists"] or operation.lists, self["variant"] or ""
@@ -221,24 +250,15 @@ def nothing_before(backend):
         yield other
 
 
-def _one_of(kind):
-    """One of the properties, and one of its values."""
-    return st.sampled_from([*kind]).flatmap(
-        lambda key: st.tuples(st.just(key), st.sampled_from([*kind[key]]))
-    )
-
-
 class Sequences(RuleBasedStateMachine):
     """Calls of one operation on a backend; all are looked at once the last has run."""
 
     backend = None  # of a subclass
     operations = tuple(OPERATIONS)
-    most_types = 8  # of an operation's combinations
 
     def __init__(self):
         super().__init__()
         self.call, self.arrays, self.made = None, {}, []
-        self.threads = gradkit.get_num_threads()
         dispatch._plans.clear()
 
     @initialize(data=st.data())
@@ -276,43 +296,40 @@ class Sequences(RuleBasedStateMachine):
         self.run(self.call)
 
     def changes(self):
-        """One of the kinds of properties that the operation has, and what it may be."""
-        operation, names = self.call.operation, self.call.operation.arrays
-        norm, lists = operation.family in NORMS, [name for name in names if name in LISTS]
-        data = [
-            name for name in names if name not in lists and operation.kind(name) == KIND_OF_DATA
-        ]
-        named = NUMBERS.keys() - ({"out"} if norm else ())
-        numbers = {name: NUMBERS[name] for name in operation.parameters if name in named}
-        if "scale" in operation.parameters and "scale" not in names:
-            numbers["scale"] = FACTORS
-        kinds = (
-            {("layout", name): LAYOUTS for name in names},
-            {("wrong", name): (None, "shape", "dtype", 1.0) for name in names},
-            {("absent", name): (False, True) for name in operation.optional},
-            {("same", name): (None, *data) for name in data},
-            {("number", name): (None, *values) for name, values in numbers.items()},
-            {("out", name): (None, *LAYOUTS, *data) for name in operation.results if norm},
-            {"types": range(min(len(operation.types), self.most_types))},
-            {"variant": ("", *operation.variants)} if operation.variants else {},
-            {"shape": SHAPES[operation.family]} if operation.family in SHAPES else {},
-            {"place": (None, 0, 1, -1, -2)} if norm else {},
-            {"lists": GRADS, "container": CONTAINERS} if lists else {},
-            {"threads": (1, 3), "computing": HOSTS} if self.backend.on_host else {},
+        """A property of one of the kinds that the operation has, and what it may be."""
+        kinds = st.sampled_from([kind for kind in self.call.may_be(self.backend) if kind])
+        properties = kinds.flatmap(lambda kind: st.sampled_from([*kind.items()]))
+        return properties.flatmap(
+            lambda own: st.tuples(st.just(own[0]), st.sampled_from([*own[1]]))
         )
-        return st.sampled_from([kind for kind in kinds if kind]).flatmap(_one_of)
 
     def teardown(self):
         """Compare each call with the same one where nothing came before."""
-        gradkit.set_num_threads(self.threads)
         for call, found in self.made:
             with nothing_before(self.backend) as other:
-                assert found == call.but("threads", self.threads).on(other, {}), call
+                assert found == call.but("threads", None).on(other, {}), call
 
 
-def check_calls_in_a_row(backend, family, limits=None):
+def check_calls_in_a_row(backend, family):
     """Draw calls of all operations of a family."""
     names = tuple(each.name for each in of(family))
-    kind = type("Calls", (Sequences,), {"backend": backend, "operations": names} | (limits or {}))
+    kind = type("Calls", (Sequences,), {"backend": backend, "operations": names})
     most = max(settings().max_examples, 3 * len(names))
     run_state_machine_as_test(kind, settings=settings(max_examples=most, stateful_step_count=16))
+
+
+def check_each_value_after_each_other(backend, name):
+    """Of each property of an operation's call and of its variants, with all else as it is."""
+    arrays = {}
+    for variant in ("", *OPERATIONS[name].variants):
+        plain = Call(OPERATIONS[name], {"variant": variant})
+        for key, values in (each for kind in plain.may_be(backend) for each in kind.items()):
+            calls = [plain.but(key, value) for value in values]
+            expected = []
+            for call in calls:
+                with nothing_before(backend) as other:
+                    expected.append(call.on(other, {}))
+            dispatch._plans.clear()
+            for first, second in combinations(range(len(calls)), 2):
+                for k in (first, second):
+                    assert calls[k].on(backend, arrays) == expected[k], (calls[k], calls[first])
