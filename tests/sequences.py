@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 
 import gradkit
 from gradkit._open import dispatch
+from tests.backends import Backend
 from tests.layouts import LAYOUTS
 from tests.operations import DATA, LISTS, OPERATIONS, drawn, leaves, of
 from tests.tolerances import DTYPES
@@ -125,6 +126,8 @@ class Call:
         used = {}
 
         def put(key, host):
+            if not host.flags.writeable and backend.has_read_only:
+                return backend.read_only(backend.asarray(host))
             kind = (*key, host.shape, host.dtype.str, host.strides)
             array = arrays.get(kind)
             if array is None:
@@ -162,12 +165,16 @@ class Call:
             numbers["scale"] = FACTORS
         types = len(operation.types) if backend.on_host else min(2, len(operation.types))
         yield {("layout", name): [*LAYOUTS] for name in names}
-        yield {("wrong", name): (None, "shape", "dtype", 1.0) for name in names}
+        yield {("wrong", name): (None, "shape", "dtype", "read-only", 1.0) for name in names}
         yield {("first", name): (None, 0.0, -1.0, math.nan) for name in names}
         yield {("absent", name): (False, True) for name in operation.optional}
         yield {("same", name): (None, *data) for name in data}
         yield {("number", name): (None, *values) for name, values in numbers.items()}
-        yield {("out", name): (None, *LAYOUTS, *data) for name in operation.results if norm}
+        yield {
+            ("out", name): (None, *LAYOUTS, "read-only", *data)
+            for name in operation.results
+            if norm
+        }
         yield {"types": range(types)}
         yield {"variant": ("", *operation.variants)} if operation.variants else {}
         yield {"shape": SHAPES[operation.family]} if operation.family in SHAPES else {}
@@ -204,7 +211,9 @@ class Call:
             host = np.asarray(drawn(label, shape, dtype))
             if host.size and self["first", label] is not None:
                 host.flat[0] = self["first", label]
-            return put((label, counts[label]), LAYOUTS[self["layout", label] or "C"](host))
+            host = LAYOUTS[self["layout", label] or "C"](host)
+            host.flags.writeable = wrong != "read-only"
+            return put((label, counts[label]), host)
 
         lists, variant = self["lists"] or operation.lists, self["variant"] or ""
         more = {"axis": self._axis, "lists": lists, "variant": variant}
@@ -231,7 +240,9 @@ class Call:
             return given.get(kind)
         shape = self.operation.shape(name, self._shape, self._axis)
         host = np.full(shape, 7, DTYPES[self.operation.dtype(name, self._types)])
-        return put(("out", name), LAYOUTS[kind](host))
+        host = LAYOUTS["C" if kind == "read-only" else kind](host)
+        host.flags.writeable = kind != "read-only"
+        return put(("out", name), host)
 
 
 def _shown(backend, found):
@@ -333,3 +344,20 @@ def check_each_value_after_each_other(backend, name):
             for first, second in combinations(range(len(calls)), 2):
                 for k in (first, second):
                     assert calls[k].on(backend, arrays) == expected[k], (calls[k], calls[first])
+
+
+def check_what_is_refused_is_named(name):
+    """A number, a word or a flag: the error tells which, and the value or what it is."""
+    plain = Call(OPERATIONS[name], {})
+    properties = [each for kind in plain.may_be(Backend()) for each in kind.items()]
+    for (_, label), values in (each for each in properties if each[0][0] == "number"):
+        if label in ("axis", "channel_axis", "out"):  # of which shapes follow, or which is a tuple
+            continue
+        for value in values:
+            said = plain.but(("number", label), value).on(Backend(), {}).results
+            if isinstance(said, str):
+                host = np.asarray(value)
+                shown = {repr(value), type(value).__name__, str(host.dtype), str(host.shape)}
+                shown |= {str(float(value))} if isinstance(value, (int, float)) else set()
+                assert label in said
+                assert any(word in said for word in shown), said
