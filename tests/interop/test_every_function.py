@@ -4,10 +4,16 @@ import numpy as np
 import pytest
 
 import gradkit
-from tests.backends import Backend
-from tests.interop.libraries import LIBRARIES
-from tests.operations import OPERATIONS, leaves, on
-from tests.sequences import check_calls_in_a_row
+from gradkit._arrays import framework_of
+from tests.backends import Backend, CompiledCpu
+from tests.interop.libraries import LIBRARIES, framework
+from tests.operations import LISTS, OPERATIONS, leaves, on
+from tests.sequences import (
+    CONTAINERS,
+    NORMS,
+    check_calls_in_a_row,
+    check_each_value_after_each_other,
+)
 
 RUNNING = {"running_mean", "running_var"}
 NEVER_WRITTEN = "whose memory is never written|returns new arrays"
@@ -17,16 +23,29 @@ NEVER_WRITTEN = "whose memory is never written|returns new arrays"
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("computing", ["compiled", "numpy"])
 def test_results_are_numpys_and_of_the_callers_type(computing, library, name):
-    """In the first call of a kind, which makes its plan, and in the second, which finds it."""
+    """In the first call of a kind, which makes its plan, and in the second, which finds it.
+
+    Lists are also in another container, of other shapes, and results in arrays of the caller's.
+    """
+    lib, operation = LIBRARIES[library](), OPERATIONS[name]
+    lists = [(shape, "data") for shape, _ in operation.lists]
     with gradkit.use_cpu_backend(computing):
-        for _ in range(2):
-            check(LIBRARIES[library](), OPERATIONS[name])
+        check(lib, operation, lists)
+        check(lib, operation, lists, out=lib.mutable and operation.family in NORMS)
+        if {*operation.arrays} & {*LISTS}:
+            check(lib, operation, [*lists, ((), "data"), ((0, 3), "data")], CONTAINERS["nested"])
 
 
-def check(lib, operation):
+def built(tree):
+    """A tree of containers without what they hold."""
+    if isinstance(tree, dict):
+        return {key: built(each) for key, each in tree.items()}
+    return type(tree)(map(built, tree)) if type(tree) in (list, tuple) else tree is None
+
+
+def check(lib, operation, lists, contain=list, *, out=False):
     wide = operation.family == "numbers"
     written = {operation.writes, *(RUNNING if operation.function is gradkit.batch_norm else ())}
-    lists = [(shape, "data") for shape, _ in operation.lists]
     for dtype in lib.dtypes:
         for types in [each for each in operation.types if each[0] == dtype][:1]:
             for variant in ("", *operation.variants):
@@ -34,12 +53,21 @@ def check(lib, operation):
                     operation.arguments(on(put), types, variant=variant, lists=lists)
                     for put in (lib.make, np.array)
                 )
+                for own in (given, hosts):
+                    own |= {n: contain(a) for n, a in own.items() if isinstance(a, list)}
                 if written & given.keys() and not lib.mutable:
                     with pytest.raises(TypeError, match=NEVER_WRITTEN):
                         operation(**given)
                     continue
                 before = versions(given.get(operation.writes))
-                found, expected = operation(**given), operation(**hosts)
+                expected = operation(**hosts)
+                if out:
+                    outs = tuple(lib.make(np.full_like(each, 7)) for each in leaves(expected))
+                    given["out"] = outs if len(outs) > 1 else outs[0]
+                found = operation(**given)
+                assert not out or all(a is b for a, b in zip(leaves(found), outs, strict=True))
+                given.pop("out", None)
+                assert built([*found]) == built([*expected])
                 after = versions(given.get(operation.writes))
                 assert all(new > old for new, old in zip(after, before, strict=True))
                 for got, ref in zip(leaves(found), leaves(expected), strict=True):
@@ -56,26 +84,39 @@ class Tensors(Backend):
     """PyTorch's tensors in the place of a backend's arrays."""
 
     name = "compiled"
-
-    def __init__(self):
-        self.lib = LIBRARIES["torch"]()
+    has_read_only = False
 
     def asarray(self, array):
-        return self.lib.make(array)
+        torch, host = framework("torch"), super().asarray(array)
+        if not host.flags.aligned or min(host.strides, default=0) < 0:
+            host = host.copy()  # no tensor lies so
+        if host.dtype.name != "bfloat16":
+            return torch.from_numpy(host)
+        return torch.from_numpy(host.view(np.int16)).view(torch.bfloat16)
 
     def asnumpy(self, array):
-        return self.lib.read(array) if isinstance(array, self.lib.kind) else np.array(array)
+        return np.array(self._seen(array))
 
     def assign(self, array, values):
-        array[...] = self.lib.make(np.array(values))
+        array[...] = self.asarray(np.array(values))
 
     def memory(self, array):
-        return f"{array.dtype} {self.lib.read(array).tobytes()}"
+        return super().memory(self._seen(array))
+
+    def _seen(self, array):
+        view = framework_of(array).view
+        return array.numpy() if str(array.dtype) == "torch.bool" else view(array, write=False)
 
 
 @pytest.mark.parametrize("family", sorted({each.family for each in OPERATIONS.values()}))
 def test_calls_say_nothing_of_the_next(family):
     check_calls_in_a_row(Tensors(), family)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_value_of_a_property_after_each_other(name):
+    """With NumPy's bits."""
+    check_each_value_after_each_other(Tensors(), name, CompiledCpu())
 
 
 def versions(written):
