@@ -253,8 +253,15 @@ def _shown(backend, found):
 
 
 def _bits(shown):
-    """What was shown without strides."""
+    """What was shown without strides; of an error its type and the argument that it names."""
+    if isinstance(shown, str):
+        return shown.split(maxsplit=3)[:3]
     return [(*each[:2], each[3]) if isinstance(each, tuple) else each for each in shown]
+
+
+def _is_numpys(call, key):
+    """Whether NumPy's arrays alone are refused: which cannot be written, or are looked into."""
+    return call[key] == "read-only" or key in (("first", "norm"), ("number", "scale"))
 
 
 @contextmanager
@@ -351,9 +358,8 @@ def check_each_value_after_each_other(backend, name, reference=None):
                 if reference:
                     with nothing_before(reference):
                         found = call.on(reference, {}).results, expected[-1].results
-                    assert any(isinstance(each, str) for each in found) or _bits(found[0]) == _bits(
-                        found[1]
-                    ), call
+                    alike, theirs = map(_bits, found)
+                    assert alike == theirs or _is_numpys(call, key), (call, *found)
             dispatch._plans.clear()
             for first, second in combinations(range(len(calls)), 2):
                 for k in (first, second):

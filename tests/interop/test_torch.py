@@ -1,7 +1,6 @@
 """What goes wrong with PyTorch's tensors when nobody looks: each is right, or refused in words."""
 
 import gc
-import re
 
 import numpy as np
 import pytest
@@ -339,11 +338,6 @@ def test_results_outlive_the_arguments(torch):
     noise = [torch.rand(1000) for _ in range(50)]
     assert all(torch.equal(r, torch.full((1000,), 2.0)) for r in results)
     del noise
-
-
-def test_messages_name_the_argument(torch):
-    with pytest.raises(TypeError, match=re.escape("grads['w'][1] is a tensor that requires grad")):
-        gradkit.clip_grad_norm({"w": [torch.ones(2), torch.ones(2, requires_grad=True)]}, 1.0)
 
 
 def test_deepcopied_and_pickled_tensors_work(torch):
