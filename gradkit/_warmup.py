@@ -8,12 +8,12 @@ from gradkit._calls import checks
 from gradkit._calls.backend import OPERATIONS, Backend, operations_of
 from gradkit._open import trees
 from gradkit._open.given import known_framework, view_of
-from gradkit._typing import Tree
+from gradkit._typing import Arrays
 
 __all__ = ["warmup"]
 
 
-def warmup(arrays: Tree, *operations: Callable[..., Any]) -> int:
+def warmup(arrays: Arrays, *operations: Callable[..., Any]) -> int:
     """Compile what operations on arrays like these need, so that no later call compiles it.
 
     On a GPU the first call of each kind compiles its kernels. That takes seconds if they are

@@ -26,8 +26,8 @@ from gradkit._typing import (
     AnyArray,
     Casting,
     Flag,
+    Number,
     Offsets,
-    Real,
     Rounding,
     Scalar,
     Seed,
@@ -44,7 +44,7 @@ def accumulate_grad(
     grad: AnyArray,
     *,
     do_update: Flag = True,
-    scale: Real | None = None,
+    scale: Number | None = None,
     casting: Casting = "safe",
     compensation: AnyArray | None = None,
 ) -> X:

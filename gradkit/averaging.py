@@ -7,13 +7,13 @@ from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
 from gradkit._open.pairs import check_pairs, in_order_of, why_lossy
-from gradkit._typing import Scalar, T, Tree
+from gradkit._typing import A, Arrays, Scalar
 
 __all__ = ["ema_update"]
 
 
 @answers
-def ema_update(averages: T, params: Tree, decay: Scalar) -> T:
+def ema_update(averages: A, params: Arrays, decay: Scalar) -> A:
     """Move exponential moving averages towards parameters, in place.
 
     ``averages = decay * averages + (1 - decay) * params``, computed as the average plus a part of
@@ -62,7 +62,7 @@ def ema_update(averages: T, params: Tree, decay: Scalar) -> T:
     {'w': array([0.25, 2.  ], dtype=float32)}
     """
     call = AverageLists(averages=averages, params=params, decay=decay)
-    moved: T = run(call, by_name=_by_name)
+    moved: A = run(call, by_name=_by_name)
     return moved
 
 

@@ -11,16 +11,13 @@ With ``group``, the batch is that of all ranks together: each passes its own par
 statistics and ``dx`` are those of the whole.
 """
 
-from typing import SupportsIndex
-
-from gradkit._backend import Engine
 from gradkit._calls import channels, engines
 from gradkit._calls.backend import runs
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._ranks.batches import forward_over_ranks, gradient_over_ranks, run_over_ranks
 from gradkit._ranks.groups import Group
-from gradkit._typing import AnyArray, Outs, Real, S, X
+from gradkit._typing import AnyArray, Engine, Index, Number, Outs, S, X
 
 __all__ = [
     "batch_norm",
@@ -41,11 +38,11 @@ def batch_norm(
     scale: AnyArray | None = None,
     bias: AnyArray | None = None,
     *,
-    channel_axis: SupportsIndex = 1,
-    eps: Real = 1e-5,
+    channel_axis: Index = 1,
+    eps: Number = 1e-5,
     running_mean: AnyArray | None = None,
     running_var: AnyArray | None = None,
-    momentum: Real = 0.1,
+    momentum: Number = 0.1,
     out: Outs = None,
     engine: Engine | None = None,
     group: Group | None = None,
@@ -157,7 +154,7 @@ def batch_norm_grad(
     mean: AnyArray,
     inv_std: AnyArray,
     *,
-    channel_axis: SupportsIndex = 1,
+    channel_axis: Index = 1,
     out: Outs = None,
     engine: Engine | None = None,
     group: Group | None = None,
@@ -253,8 +250,8 @@ def batch_norm_inference(
     mean: AnyArray,
     var: AnyArray,
     *,
-    channel_axis: SupportsIndex = 1,
-    eps: Real = 1e-5,
+    channel_axis: Index = 1,
+    eps: Number = 1e-5,
     out: AnyArray | None = None,
     engine: Engine | None = None,
 ) -> X:
@@ -327,8 +324,8 @@ def batch_norm_inference_grad(
     mean: AnyArray,
     var: AnyArray,
     *,
-    channel_axis: SupportsIndex = 1,
-    eps: Real = 1e-5,
+    channel_axis: Index = 1,
+    eps: Number = 1e-5,
     out: Outs = None,
 ) -> tuple[X, S, S]:
     """The gradients of batch norm by running statistics, which are constants.

@@ -11,10 +11,21 @@ from functools import partial
 
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
-from gradkit._open.clipping import NonFinite, pair_of
+from gradkit._open.clipping import pair_of
 from gradkit._open.foreign import answers
 from gradkit._open.units import adaptive_limits, adaptive_rule, block_rule, clip_each, given_limits
-from gradkit._typing import AnyArray, Axis, Limits, Order, Real, Scalar, T, Tree, TreeOut
+from gradkit._typing import (
+    AnyArray,
+    Arrays,
+    Axis,
+    Limits,
+    NonFinite,
+    Number,
+    Order,
+    Scalar,
+    T,
+    TreeOut,
+)
 
 __all__ = [
     "clip_by_adaptive_norm",
@@ -35,7 +46,7 @@ def clip_grad_block_norm(
     *,
     axis: Axis = None,
     rms: bool = False,
-    eps: Real = 1e-6,
+    eps: Number = 1e-6,
     nonfinite: NonFinite = "propagate",
     out: AnyArray | None = None,
 ) -> T:
@@ -120,7 +131,7 @@ def clip_by_block_norm(
     *,
     axis: Axis = None,
     rms: bool = False,
-    eps: Real = 1e-6,
+    eps: Number = 1e-6,
     nonfinite: NonFinite = "propagate",
     out: TreeOut = None,
 ) -> tuple[T, T]:
@@ -170,10 +181,10 @@ def clip_by_block_norm(
 @answers
 def clip_grad_adaptive(
     grads: T,
-    params: Tree,
+    params: Arrays,
     clipping: Scalar = 0.01,
     *,
-    eps: Real = 0.001,
+    eps: Number = 0.001,
     axis: Axis = None,
     nonfinite: NonFinite = "propagate",
     out: AnyArray | None = None,
@@ -238,10 +249,10 @@ def clip_grad_adaptive(
 @answers
 def clip_by_adaptive_norm(
     grads: T,
-    params: Tree,
+    params: Arrays,
     clipping: Scalar = 0.01,
     *,
-    eps: Real = 0.001,
+    eps: Number = 0.001,
     axis: Axis = None,
     nonfinite: NonFinite = "propagate",
     out: TreeOut = None,

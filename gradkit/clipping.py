@@ -23,8 +23,6 @@ from gradkit._calls.lists import (
     TotalNorm,
 )
 from gradkit._open.clipping import (
-    EpsMode,
-    NonFinite,
     pair_of,
     raise_if_nonfinite,
     rule_of,
@@ -32,13 +30,29 @@ from gradkit._open.clipping import (
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers, norm_comes
 from gradkit._open.gradients import Gradients
-from gradkit._overloads import clipped_and_norm, float64_of_norm, norm_of_grads
 from gradkit._ranks.clipping import Clip, clip_all, clip_by
 from gradkit._ranks.collective import NOBODY, Collective
 from gradkit._ranks.device_norms import Factors
 from gradkit._ranks.groups import Group
 from gradkit._ranks.norms import RUN_BY_NORMS, Ranks, Wanted, norm_of
-from gradkit._typing import AnyArray, Chosen, FoundInf, Order, Real, Replicas, Scalar, T, TreeOut
+from gradkit._typing import (
+    AnyArray,
+    Chosen,
+    EpsMode,
+    FoundInf,
+    GradTree,
+    N,
+    NonFinite,
+    Norm,
+    Number,
+    Order,
+    Plain,
+    Replicas,
+    Scalar,
+    T,
+    TreeOut,
+    X,
+)
 
 __all__ = [
     "clip_by_global_norm",
@@ -53,11 +67,10 @@ __all__ = [
 _CLIP = "clip_by_norm"
 
 
-@norm_of_grads
 @runs(*RUN_BY_NORMS)
 @answers
 def grad_norm(
-    grads: Any,
+    grads: GradTree[X],
     norm_type: Order = 2.0,
     *,
     scale: Scalar = 1.0,
@@ -67,7 +80,7 @@ def grad_norm(
     exact: bool = False,
     found_inf: FoundInf = None,
     out: AnyArray | None = None,
-) -> Any:
+) -> X:
     """The p-norm of all gradients taken together as one vector.
 
     ``(sum |scale * g|^p)^(1/p)``, or ``max |scale * g|`` for infinity.
@@ -152,16 +165,15 @@ def grad_norm(
     return run(call, out, by_name=_norm_by_name)
 
 
-@norm_of_grads
 @runs(*RUN_BY_NORMS, _CLIP)
 @answers
 def clip_grad_norm(
-    grads: Any,
+    grads: GradTree[X],
     max_norm: Scalar,
     norm_type: Order = 2.0,
     *,
     scale: Scalar = 1.0,
-    eps: Real = 1e-6,
+    eps: Number = 1e-6,
     eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
@@ -171,7 +183,7 @@ def clip_grad_norm(
     clip: Chosen = None,
     count: Chosen = None,
     out: AnyArray | None = None,
-) -> Any:
+) -> X:
     """Scale all gradients in place so that their total norm is at most ``max_norm``.
 
     Each becomes ``g * (scale * min(1, max_norm / max(norm, eps)))``, where ``norm`` is that of
@@ -278,16 +290,15 @@ def clip_grad_norm(
     return run(call, out, by_name=_clip_by_name)
 
 
-@clipped_and_norm
 @runs(*RUN_BY_NORMS, _CLIP)
 @answers
 def clip_by_global_norm(
-    grads: Any,
+    grads: T,
     max_norm: Scalar,
     norm_type: Order = 2.0,
     *,
     scale: Scalar = 1.0,
-    eps: Real = 1e-6,
+    eps: Number = 1e-6,
     eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
@@ -297,7 +308,7 @@ def clip_by_global_norm(
     clip: Chosen = None,
     count: Chosen = None,
     out: TreeOut = None,
-) -> tuple[Any, Any]:
+) -> tuple[T, Norm]:
     """Scaled gradients whose total norm is at most ``max_norm``; inputs are never written.
 
     The functional version of :func:`clip_grad_norm`, with the same coefficient and errors.
@@ -347,16 +358,15 @@ def clip_by_global_norm(
         return clip_all(grads, asked, Ranks(collective, replicas), clipped_out)
 
 
-@float64_of_norm
 @answers
 def clip_coefficient(
-    norm: Any,
+    norm: N | Plain,
     max_norm: Scalar,
     *,
-    eps: Real = 1e-6,
+    eps: Number = 1e-6,
     eps_mode: EpsMode = "max",
     out: AnyArray | None = None,
-) -> Any:
+) -> N:
     """The factor that clips gradients of a given norm: ``min(1, max_norm / max(norm, eps))``.
 
     For an optimiser that multiplies by it in its own step, which saves scaling the gradients
@@ -406,7 +416,7 @@ def clip_grads_with_norm(
     max_norm: Scalar,
     *,
     scale: Scalar = 1.0,
-    eps: Real = 1e-6,
+    eps: Number = 1e-6,
     eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
 ) -> T:
@@ -510,7 +520,7 @@ def scale_grads(grads: T, coefficient: Scalar) -> T:
 
 
 @answers
-def clip_grad_value(grads: T, clip_value: Real) -> T:
+def clip_grad_value(grads: T, clip_value: Number) -> T:
     """Clamp every element of every gradient in place to ``[-clip_value, clip_value]``.
 
     Parameters

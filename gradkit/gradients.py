@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._open import trees
-from gradkit._open.clipping import NonFinite, rule_of
+from gradkit._open.clipping import rule_of
 from gradkit._open.foreign import answers
 from gradkit._open.given import known_framework
 from gradkit._ranks.collective import NOBODY, Collective
@@ -21,6 +21,7 @@ from gradkit._typing import (
     FoundInf,
     GradTree,
     HasGrad,
+    NonFinite,
     Order,
     Replicas,
     Scalar,

@@ -7,12 +7,10 @@ statistics, V of scale and bias. Statistics and sums are float32 for 16-bit and 
 float64 for float64 data. ``out`` is as in :mod:`gradkit.layer_normalization`.
 """
 
-from typing import SupportsIndex
-
 from gradkit._calls.channels import GroupNorm, GroupNormGrad
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
-from gradkit._typing import AnyArray, Outs, Real, S, X
+from gradkit._typing import AnyArray, Index, Number, Outs, S, X
 
 __all__ = ["group_norm", "group_norm_grad"]
 
@@ -20,12 +18,12 @@ __all__ = ["group_norm", "group_norm_grad"]
 @answers
 def group_norm(
     x: X,
-    num_groups: SupportsIndex,
+    num_groups: Index,
     scale: AnyArray | None = None,
     bias: AnyArray | None = None,
     *,
-    channel_axis: SupportsIndex = 1,
-    eps: Real = 1e-5,
+    channel_axis: Index = 1,
+    eps: Number = 1e-5,
     out: Outs = None,
 ) -> tuple[X, X, X]:
     """Group norm: ``y = (x - mean) * inv_std * scale + bias`` with each group's statistics.
@@ -96,7 +94,7 @@ def group_norm_grad(
     mean: AnyArray,
     inv_std: AnyArray,
     *,
-    channel_axis: SupportsIndex = 1,
+    channel_axis: Index = 1,
     out: Outs = None,
 ) -> tuple[X, S, S]:
     """The gradients of group norm, from saved statistics.

@@ -12,12 +12,10 @@ Every function takes ``out``: a tuple of arrays for its results (None: allocate)
 be ``y``; any other overlap is an error.
 """
 
-from typing import SupportsIndex
-
 from gradkit._calls import rows
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
-from gradkit._typing import AnyArray, B, Outs, Real, S, X
+from gradkit._typing import AnyArray, B, Index, Number, Outs, S, X
 
 __all__ = [
     "add_layer_norm",
@@ -34,9 +32,9 @@ def layer_norm(
     scale: AnyArray | None = None,
     bias: AnyArray | None = None,
     *,
-    axis: SupportsIndex = -1,
-    eps: Real = 1e-5,
-    scale_offset: Real = 0.0,
+    axis: Index = -1,
+    eps: Number = 1e-5,
+    scale_offset: Number = 0.0,
     out: Outs = None,
 ) -> tuple[X, X, X]:
     """Layer norm: ``y = (x - mean) * inv_std * scale + bias`` with each row's statistics.
@@ -103,9 +101,9 @@ def add_layer_norm(
     scale: AnyArray | None = None,
     bias: AnyArray | None = None,
     *,
-    axis: SupportsIndex = -1,
-    eps: Real = 1e-5,
-    scale_offset: Real = 0.0,
+    axis: Index = -1,
+    eps: Number = 1e-5,
+    scale_offset: Number = 0.0,
     out: Outs = None,
 ) -> tuple[X, X, X, X]:
     """Layer norm of a residual sum: ``s = x + residual``, and the results of ``s``.
@@ -171,9 +169,9 @@ def layer_norm_grad(
     mean: AnyArray,
     inv_std: AnyArray,
     *,
-    axis: SupportsIndex = -1,
+    axis: Index = -1,
     ds: AnyArray | None = None,
-    scale_offset: Real = 0.0,
+    scale_offset: Number = 0.0,
     out: Outs = None,
 ) -> tuple[X, S, S]:
     """The gradients of layer norm, computed from its input.
@@ -257,7 +255,7 @@ def layer_norm_inverse(
     mean: AnyArray,
     inv_std: AnyArray,
     *,
-    axis: SupportsIndex = -1,
+    axis: Index = -1,
     out: AnyArray | None = None,
 ) -> X:
     """The input of a layer norm from its output: ``x = (y - bias) / scale / inv_std + mean``.
@@ -316,7 +314,7 @@ def invertible_layer_norm_grad(
     bias: B,
     inv_std: AnyArray,
     *,
-    axis: SupportsIndex = -1,
+    axis: Index = -1,
     out: Outs = None,
 ) -> tuple[X, S, B]:
     """The gradients of layer norm, computed from its *output*: you need not keep its input.

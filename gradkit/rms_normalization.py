@@ -3,12 +3,12 @@
 Rows, dtypes and ``out`` are as in :mod:`gradkit.layer_normalization`.
 """
 
-from typing import Literal, SupportsIndex
+from typing import Literal
 
 from gradkit._calls import rows
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
-from gradkit._typing import AnyArray, Outs, Real, S, X
+from gradkit._typing import AnyArray, Index, Number, Outs, S, X
 
 __all__ = [
     "add_rms_norm",
@@ -25,9 +25,9 @@ def rms_norm(
     x: X,
     scale: AnyArray | None = None,
     *,
-    axis: SupportsIndex = -1,
-    eps: Real = 1e-6,
-    scale_offset: Real = 0.0,
+    axis: Index = -1,
+    eps: Number = 1e-6,
+    scale_offset: Number = 0.0,
     out: Outs = None,
 ) -> tuple[X, X]:
     """RMS norm: ``y = x * inv_std * scale`` with ``inv_std = 1 / sqrt(mean(x^2) + eps)``.
@@ -82,9 +82,9 @@ def add_rms_norm(
     residual: AnyArray,
     scale: AnyArray | None = None,
     *,
-    axis: SupportsIndex = -1,
-    eps: Real = 1e-6,
-    scale_offset: Real = 0.0,
+    axis: Index = -1,
+    eps: Number = 1e-6,
+    scale_offset: Number = 0.0,
     out: Outs = None,
 ) -> tuple[X, X, X]:
     """RMS norm of a residual sum: ``s = x + residual``, and ``y`` and ``inv_std`` of ``s``.
@@ -143,9 +143,9 @@ def rms_norm_grad(
     scale: S,
     inv_std: AnyArray,
     *,
-    axis: SupportsIndex = -1,
+    axis: Index = -1,
     ds: AnyArray | None = None,
-    scale_offset: Real = 0.0,
+    scale_offset: Number = 0.0,
     out: Outs = None,
 ) -> tuple[X, S]:
     """The gradients of RMS norm.
@@ -212,9 +212,9 @@ def invertible_rms_norm_grad(
     scale: S,
     inv_std: AnyArray,
     *,
-    axis: SupportsIndex = -1,
+    axis: Index = -1,
     ds: AnyArray | None = None,
-    scale_offset: Real = 0.0,
+    scale_offset: Number = 0.0,
     out: Outs = None,
 ) -> tuple[X, S]:
     """The gradients of RMS norm, computed from its *output*: you need not keep its input.
@@ -281,9 +281,9 @@ def gated_rms_norm(
     *,
     activation: Literal["silu", "swish", "sigmoid"] = "silu",
     norm_before_gate: bool = True,
-    axis: SupportsIndex = -1,
-    eps: Real = 1e-6,
-    scale_offset: Real = 0.0,
+    axis: Index = -1,
+    eps: Number = 1e-6,
+    scale_offset: Number = 0.0,
     out: Outs = None,
 ) -> tuple[X, X]:
     """RMS norm with an activated gate: ``rms_norm(x) * act(gate)``, or ``rms_norm(x * act(gate))``.
@@ -362,8 +362,8 @@ def gated_rms_norm_grad(
     *,
     activation: Literal["silu", "swish", "sigmoid"] = "silu",
     norm_before_gate: bool = True,
-    axis: SupportsIndex = -1,
-    scale_offset: Real = 0.0,
+    axis: Index = -1,
+    scale_offset: Number = 0.0,
     out: Outs = None,
 ) -> tuple[X, X, S]:
     """The gradients of RMS norm with an activated gate.

@@ -5,7 +5,7 @@ waits for it.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,12 +17,11 @@ from gradkit._open.clipping import known_norm
 from gradkit._open.dispatch import run
 from gradkit._open.given import known_framework, values_of, view_of
 from gradkit._open.memory import is_writable
-from gradkit._typing import Float64, Host, Outs, Real, Scalar, X
+from gradkit._typing import Index, N, Number, OnSpike, Outs, Plain, Scalar, X
 
 __all__ = ["SpikeGuard", "spike_guard_init", "spike_guard_update"]
 
 _STATISTICS = ("count", "mean", "std")
-OnSpike: TypeAlias = Literal["clip", "skip"]
 _MOST_WARMUP = 1 << 24  # norms that a float32 state, which JAX may have, can count
 
 
@@ -45,13 +44,7 @@ class _GuardRule(NamedTuple):
         return run(call, out)
 
 
-@overload
-def spike_guard_init(
-    like: Host | None = None, *, count: SupportsIndex | None = None
-) -> Float64: ...
-@overload
-def spike_guard_init(like: X, *, count: SupportsIndex | None = None) -> X: ...
-def spike_guard_init(like: Any = None, *, count: SupportsIndex | None = None) -> Any:
+def spike_guard_init(like: N | None = None, *, count: Index | None = None) -> N:
     """The state of a spike guard that has seen no norm.
 
     Parameters
@@ -86,17 +79,17 @@ def spike_guard_init(like: Any = None, *, count: SupportsIndex | None = None) ->
     if known is not None and known < 0:
         raise ValueError(f"count must be at least 0, not {known}")
     values = np.zeros(GUARD_STATE if known is None else (known, *GUARD_STATE))
-    like = values if like is None else like
-    return run(SpikeGuardInit(like=like, values=values, count=known))
+    own: Any = values if like is None else like
+    return run(SpikeGuardInit(like=own, values=values, count=known))
 
 
 def spike_guard_update(
     state: X,
     norm: Scalar,
     *,
-    decay: Real = 0.97,
-    threshold: Real = 2.5,
-    warmup: SupportsIndex = 25,
+    decay: Number = 0.97,
+    threshold: Number = 2.5,
+    warmup: Index = 25,
     on_spike: OnSpike = "clip",
     out: Outs = None,
 ) -> tuple[X, X]:
@@ -229,9 +222,9 @@ class SpikeGuard:
     def __init__(
         self,
         *,
-        decay: Real = 0.97,
-        threshold: Real = 2.5,
-        warmup: SupportsIndex = 25,
+        decay: Number = 0.97,
+        threshold: Number = 2.5,
+        warmup: Index = 25,
         on_spike: OnSpike = "clip",
     ) -> None:
         self._rule = _rule(decay, threshold, warmup, on_spike)
@@ -246,11 +239,7 @@ class SpikeGuard:
         """``decay``, ``threshold``, ``warmup`` and ``on_spike``, by name."""
         return self._rule._asdict()
 
-    @overload
-    def update(self, norm: Real) -> Float64: ...
-    @overload
-    def update(self, norm: X) -> X: ...
-    def update(self, norm: Any) -> Any:
+    def update(self, norm: N | Plain) -> N:
         """Take in a norm, and return what to clip its gradients to, or above what to skip.
 
         Parameters

@@ -1,7 +1,7 @@
 """Statistics of gradients by name, for logs."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gradkit._open.foreign import answers
 from gradkit._open.given import values_of
@@ -9,7 +9,7 @@ from gradkit._ranks.collective import NOBODY, Collective
 from gradkit._ranks.groups import Group
 from gradkit._ranks.norms import Ranks
 from gradkit._ranks.statistics import statistics_of
-from gradkit._typing import AnyArray, Float64, GradTree, HostTree, Replicas, X
+from gradkit._typing import AnyArray, GradTree, Replicas, X
 
 __all__ = ["GradStat", "GradStats", "grad_stats"]
 
@@ -47,7 +47,7 @@ class GradStat(NamedTuple, Generic[_Number]):
     nonfinite: _Number
 
 
-class GradStats(Mapping[str, GradStat[X]]):
+class GradStats(Mapping[str, GradStat[_Number]]):
     """Statistics of gradients by name: a mapping of names to :class:`GradStat`.
 
     Its values are 0-d arrays, on the gradients' device: nothing waits for the device until one is
@@ -70,11 +70,11 @@ class GradStats(Mapping[str, GradStat[X]]):
     (array(4.), np.float64(1.0))
     """
 
-    def __init__(self, names: tuple[str, ...], table: X):
+    def __init__(self, names: tuple[str, ...], table: _Number):
         self.names, self.table = names, table
         self._places: dict[str, int] = {}
 
-    def __getitem__(self, name: str) -> GradStat[X]:
+    def __getitem__(self, name: str) -> GradStat[_Number]:
         if not self._places:
             self._places = {each: k for k, each in enumerate(self.names)}
         table: Any = self.table
@@ -92,27 +92,27 @@ class GradStats(Mapping[str, GradStat[X]]):
         return f"GradStats({', '.join(self.names)})"
 
     @property
-    def norm(self) -> X:
+    def norm(self) -> _Number:
         """The 2-norms."""
         return self._column(0)
 
     @property
-    def max(self) -> X:
+    def max(self) -> _Number:
         """The largest magnitudes."""
         return self._column(1)
 
     @property
-    def mean(self) -> X:
+    def mean(self) -> _Number:
         """The means."""
         return self._column(2)
 
     @property
-    def zeros(self) -> X:
+    def zeros(self) -> _Number:
         """How many elements are 0."""
         return self._column(3)
 
     @property
-    def nonfinite(self) -> X:
+    def nonfinite(self) -> _Number:
         """How many elements are NaN or infinite."""
         return self._column(4)
 
@@ -124,7 +124,7 @@ class GradStats(Mapping[str, GradStat[X]]):
         rows = values_of(self.table, "table").tolist()
         return {name: _numbers(row) for name, row in zip(self.names, rows, strict=True)}
 
-    def _column(self, index: int) -> X:
+    def _column(self, index: int) -> _Number:
         table: Any = self.table
         return table[..., index]
 
@@ -134,30 +134,14 @@ def _numbers(row: list[float]) -> dict[str, float]:
     return dict(zip(GradStat._fields, (*sums, int(zeros), int(nonfinite)), strict=True))
 
 
-@overload
-def grad_stats(
-    grads: HostTree,
-    *,
-    group: Group | None = None,
-    replicas: Replicas = 1,
-    out: AnyArray | None = None,
-) -> GradStats[Float64]: ...
-@overload
+@answers
 def grad_stats(
     grads: GradTree[X],
     *,
     group: Group | None = None,
     replicas: Replicas = 1,
     out: AnyArray | None = None,
-) -> GradStats[X]: ...
-@answers
-def grad_stats(
-    grads: Any,
-    *,
-    group: Group | None = None,
-    replicas: Replicas = 1,
-    out: AnyArray | None = None,
-) -> Any:
+) -> GradStats[X]:
     """Norm, largest magnitude, mean, zeros and non-finite elements of each gradient, by name.
 
     All five in one pass over the memory. Without a group nothing waits for a device.

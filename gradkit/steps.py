@@ -5,7 +5,10 @@ Gradients of 0 do not skip the step of an optimiser that has momentum, weight de
 """
 
 import math
-from typing import Any
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gradkit._calls.lists import KeepIf, StepVerdict
 from gradkit._open.clipping import known_norm
@@ -13,13 +16,27 @@ from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
 from gradkit._open.pairs import check_pairs, in_order_of
-from gradkit._overloads import bool_of_norm
-from gradkit._typing import AnyArray, Flag, Scalar, T, Tree
+from gradkit._typing import A, AnyArray, Arrays, Flag, Number, Scalar, X
 
 __all__ = ["keep_if", "step_verdict"]
 
 
-@bool_of_norm
+@overload
+def step_verdict(
+    norm: Number,
+    *,
+    limit: Scalar | None = None,
+    found_inf: Flag | None = None,
+    out: AnyArray | None = None,
+) -> NDArray[np.bool_]: ...
+@overload
+def step_verdict(
+    norm: X,
+    *,
+    limit: Scalar | None = None,
+    found_inf: Flag | None = None,
+    out: AnyArray | None = None,
+) -> X: ...
 def step_verdict(
     norm: Any,
     *,
@@ -77,7 +94,7 @@ def step_verdict(
 
 
 @answers
-def keep_if(verdict: Flag, new: Tree, old: T) -> T:
+def keep_if(verdict: Flag, new: Arrays, old: A) -> A:
     """Copy each array of ``new`` over its partner in ``old``, or leave ``old`` as it is.
 
     One launch, and no host synchronisation: where the verdict is false, parameters, moments and

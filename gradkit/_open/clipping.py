@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from itertools import compress, repeat
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from gradkit._open.results import Results
 from gradkit._open.several_devices import Twins
 from gradkit.errors import NonFiniteNormError
 
-EpsMode: TypeAlias = Literal["max", "add"]
-NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]
 NORM = Spec("the norm", (), FLOAT64)
 _ABSENT = {type(None)}
 

@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import pydoc
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -124,6 +126,24 @@ def test_documentation(name):
         assert parameter in documented, parameter
     if name not in ("grads_of", "last_engine") and "config" not in function.__module__:
         assert any(word in text for word in ("shape", "array")), "no shapes"
+
+
+MOST_USED = (
+    *("clip_grad_norm", "clip_by_global_norm", "grad_norm", "accumulate_grads", "zero_grad"),
+    *("layer_norm", "layer_norm_grad", "rms_norm", "rms_norm_grad", "batch_norm"),
+)
+
+
+@pytest.mark.parametrize("name", MOST_USED)
+def test_help_begins_with_a_signature_that_can_be_read(name):
+    """Its first sentence begins within 400 characters, wherever Python breaks its lines."""
+    function = getattr(gradkit, name)
+    text = " ".join(pydoc.render_doc(function, renderer=pydoc.plaintext).split())
+    start = text.index(f"{name}(")
+    end = text.index(" ".join(inspect.getdoc(function).split("\n\n")[0].split()))
+    assert end - start <= 400
+    types = text[start:end].replace("gradkit.distributed.Group", "Group")
+    assert not re.search(r"[~<]|[A-Za-z]\.|Any|Union|Literal", types)
 
 
 @pytest.mark.parametrize("name", [n for n in gradkit.__all__ if n not in FUNCTIONS + CLASSES])
