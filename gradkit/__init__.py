@@ -1,7 +1,24 @@
 """Training-loop utilities for plain arrays.
 
-Gradient clipping, accumulation and zeroing, and the backward passes of layer norm,
-invertible layer norm, RMS norm, batch norm and group norm.
+norms       grad_norm, per_tensor_norms, grad_stats
+clipping    clip_grad_norm, clip_by_global_norm, clip_grads_with_norm, clip_coefficient,
+            clip_grad_value, clip_grad_block_norm, clip_by_block_norm, clip_grad_adaptive,
+            clip_by_adaptive_norm, scale_grads
+spikes      SpikeGuard, spike_guard_init, spike_guard_update, step_verdict, keep_if
+gradients   accumulate_grads, accumulate_grad, accumulate_grad_v2, zero_grad,
+            grads_of, named_grads_of, names_of
+averages    ema_update
+layer norm  layer_norm, layer_norm_grad, add_layer_norm,
+            layer_norm_inverse, invertible_layer_norm_grad
+RMS norm    rms_norm, rms_norm_grad, add_rms_norm, invertible_rms_norm_grad,
+            gated_rms_norm, gated_rms_norm_grad
+batch norm  batch_norm, batch_norm_grad, batch_norm_inference, batch_norm_inference_grad
+group norm  group_norm, group_norm_grad
+settings    warmup, set_num_threads, get_num_threads, use_cpu_backend, show_config, last_engine
+
+``help(gradkit.clip_grad_norm)`` has shapes, dtypes, errors and an example, as of each of them.
+``gradkit.distributed`` creates groups of ranks; ``gradkit.torch`` and ``gradkit.jax``, separate
+imports, are for those libraries' autograd.
 """
 
 from gradkit import (
@@ -62,3 +79,9 @@ __all__ += steps.__all__
 
 _close_to_dynamo(map(globals().__getitem__, __all__))
 _close_to_dynamo(map(vars(distributed).__getitem__, distributed.__all__))
+
+
+def __dir__() -> list[str]:
+    """Names for people, who complete them with the Tab key: no modules that hold functions."""
+    apart = {"__version__", "distributed", "jax", "torch"} & globals().keys()
+    return sorted({*__all__, *apart})

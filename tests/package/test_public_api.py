@@ -146,6 +146,13 @@ def test_help_begins_with_a_signature_that_can_be_read(name):
     assert not re.search(r"[~<]|[A-Za-z]\.|Any|Union|Literal", types)
 
 
+def test_what_a_newcomer_sees_first_are_functions():
+    """In the module's own help, and by the Tab key."""
+    assert {*NAMES} - {"GradStat", "GradStats"} <= {*re.findall(r"\w+", gradkit.__doc__)}
+    apart = {name for name in ("jax", "torch") if name in vars(gradkit)}
+    assert {*dir(gradkit)} - apart == {*gradkit.__all__, "__version__", "distributed"}
+
+
 @pytest.mark.parametrize("name", [n for n in gradkit.__all__ if n not in FUNCTIONS + CLASSES])
 def test_errors_are_documented_and_caught_together(name):
     error = getattr(gradkit, name)
