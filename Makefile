@@ -14,15 +14,21 @@ ON_ALL_CORES := -q -j 0 -x '/tests?/'
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo demo-ranks docs docs-look test test-testbed test-ptx-fast machine-code test-slow lint check check-package \
+.PHONY: help help-all venv demo demo-ranks docs docs-look test test-testbed test-ptx-fast machine-code test-slow lint check check-package \
 	dist clean
 
-help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+# A first target has ### before its description, any other ##.
+LIST = @awk -F ':.*$(1) ' '/^[a-z-]+:.*$(1) / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help:
+	$(call LIST,\#\#\#)
+	@printf '\n  make help-all lists all targets\n'
+
+help-all: ## list all targets
+	$(call LIST,\#\#+)
 
 # --- environment ---------------------------------------------------------------------------
 
-venv: $(STAMP) ## create .venv with the tools, and install gradkit in editable mode
+venv: $(STAMP) ### create .venv with the tools, and install gradkit in editable mode (2 min)
 
 $(PINNED): pyproject.toml requirements/ci.txt
 	@test -n "$(PYTHON)" || { echo "make: gradkit needs Python 3.11 or newer and found none;" \
@@ -41,27 +47,29 @@ $(PINNED): pyproject.toml requirements/ci.txt
 $(STAMP): $(PINNED) CMakeLists.txt $(wildcard kernels/cpu/*) kernels/clip_coefficient.cuh kernels/random_rounding.cuh
 	@$(BIN)/python -m pip install $(QUIET) --no-deps --no-build-isolation \
 		--config-settings build-dir=build/cpu --editable .
-	@$(BIN)/python -c 'from gradkit import _host; print("CPU backend:", _host.describe()["compiled"])'
+	@$(BIN)/python -c 'from gradkit import _host; of = _host.describe()["compiled"]; print( \
+		"CPU backend: compiled for {instruction_set}, {threads} threads".format(**of) if of["available"] \
+		else "CPU backend: NumPy, without compiled code: " + of["reason"])'
 	@touch $@
 
 # --- first steps --------------------------------------------------------------------
 
-demo: $(STAMP) ## train a network on handwritten digits; writes demo.png
+demo: $(STAMP) ### train a network on handwritten digits; writes demo.png (1 min)
 	$(BIN)/python examples/train_digits.py
 
 demo-ranks: .venv-frameworks/.installed ## the same on four MPI ranks, compared with one process (1 min)
 	.venv-frameworks/bin/mpiexec -n 4 .venv-frameworks/bin/python examples/mpi_training.py
 
 # On all cores; tests that measure time run alone (tests/alone.py).
-PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal --durations 12
+PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal $(if $(CI),--durations 12)
 
 # The run records the lines that each test runs, for `make mutants`.
-test: $(STAMP) ## the test suite and the doctests, on the CPU (4 min on two cores)
+test: $(STAMP) ### the test suite and the doctests, on the CPU (10 min)
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -p tests.mutants.plugin --covered build/mutants/tests \
 		-m 'not slow and not ptx'
 
 # Warnings are errors. tests/docs then checks the pages that were built.
-docs: .venv-frameworks/.installed ## build the site, and check it: build/docs/index.html (2 min)
+docs: .venv-frameworks/.installed ### build the site, and check it: build/docs/index.html (5 min)
 	rm -rf build/docs docs/generated
 	.venv-frameworks/bin/python -m sphinx --quiet --fail-on-warning --keep-going --jobs 2 -c docs . build/docs
 	GRADKIT_SITE=build/docs .venv-frameworks/bin/python -m pytest --quiet --noconftest tests/docs/test_site.py
@@ -72,7 +80,7 @@ docs-look: docs ## test pages in headless Chromium; screenshots in build/docs-lo
 
 # --- checks that a change must pass -----------------------------------------------------------------
 
-lint: $(STAMP) ## ruff and mypy
+lint: $(STAMP) ### ruff and mypy (1 min)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -99,7 +107,7 @@ check-package: $(STAMP) .venv-package/.installed ## test the release as users in
 dist: .venv-package/.installed ## build the sdist and the wheel that `make check-package` tests
 	.venv-package/bin/python -m build --no-isolation --outdir dist .
 
-check: lint check-package test test-testbed test-ptx-fast machine-code test-slow ## lint and all tests
+check: lint check-package test test-testbed test-ptx-fast machine-code test-slow ### lint and all tests (1 h)
 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Packages that cannot share an environment are in separate ones: .venv-NAME.

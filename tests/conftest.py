@@ -4,6 +4,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -68,10 +69,30 @@ def pytest_collection_modifyitems(items):
         seen[place] += 1
 
 
-def pytest_collection_finish():
+def pytest_collection_finish(session):
     """What there is by now stays: every search for garbage would go through it again."""
     gc.collect()
     gc.freeze()
+    _tests["all"] = len(session.items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids):
+    """Each worker of pytest-xdist collects all tests."""
+    _tests["all"] = len(ids)
+
+
+def pytest_report_teststatus(report):
+    """Print one dot for a hundred or so of many tests that do not fail: two lines, not two hundred.
+
+    What fails prints its letter, and its traceback at the end.
+    """
+    fails = report.failed or hasattr(report, "wasxfail")
+    dots_for = _tests["all"] // 100
+    if fails or dots_for < 2 or (report.when != "call" and not report.skipped):
+        return None
+    _tests["done"] += 1
+    return report.outcome, "" if _tests["done"] % dots_for else ".", report.outcome.upper()
 
 
 def pytest_configure(config):
@@ -112,12 +133,18 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def _report_skips(terminalreporter):
-    """A line for each reason; pytest's own are one for each place in each file."""
+    """A line for each reason; pytest's own are one for each place in each file.
+
+    All that needs a package which is not installed is skipped for one reason.
+    """
     reasons = [report.longrepr[2] for report in terminalreporter.getreports("skipped")]
+    package = re.compile(r".*No module named '(\w+).*", re.DOTALL)
+    reasons = [package.sub(r"\1 is not installed", each) for each in reasons]
     for reason, count in Counter(reasons).most_common():
         terminalreporter.write_line(f"skipped, {count}: {reason.removeprefix('Skipped: ')}")
 
 
+_tests = Counter()  # all of a run, and those done
 _ran: ptx.Coverage = {}  # by workers of pytest-xdist
 
 

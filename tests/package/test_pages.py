@@ -124,6 +124,12 @@ def test_make_has_every_target_that_is_named(page):
     assert [name for name in named if name not in targets] == []
 
 
+def test_make_help_lists_six_targets():
+    text = (ROOT / "Makefile").read_text()
+    first = re.findall(r"^([a-z][\w-]*):.* ### \w", text, re.MULTILINE)
+    assert sorted(first) == ["check", "demo", "docs", "lint", "test", "venv"]
+
+
 def test_the_install_page_has_every_extra_and_what_it_costs():
     """But for those that only a developer's environment has."""
     extras = {*PYPROJECT["project"]["optional-dependencies"]} - {"lint", "test"}

@@ -1,4 +1,4 @@
-"""A run says why tests were skipped, in a line for each reason."""
+"""What a run prints: a line for each reason to skip tests, dots for many tests, all that fails."""
 
 import os
 import re
@@ -24,23 +24,51 @@ def test_two(n):
 def test_three():
     assert False
 """
-CONFTEST = "from tests.conftest import pytest_terminal_summary\n"
+CONFTEST = """
+from tests.conftest import pytest_collection_finish, pytest_report_teststatus
+from tests.conftest import pytest_terminal_summary
+"""
+MANY = """
+import pytest
+
+@pytest.mark.parametrize("n", range(1000))
+def test_many(n):
+    if n == 500:
+        pytest.skip("no such device")
+    assert n != 700
+"""
+
+
+def printed(folder, *options, **files):
+    """The lines that a run of some files prints."""
+    for name, text in {"conftest": CONFTEST, **files}.items():
+        (folder / f"{name}.py").write_text(text)
+    options = ("-q", "-rfExX", "-p", "no:cacheprovider", "--rootdir", folder, *options)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", *options, folder]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return done.stdout.splitlines()
 
 
 def test_a_line_for_each_reason_and_the_count_at_the_end(tmp_path):
-    (tmp_path / "test_them.py").write_text(TESTS)
-    (tmp_path / "test_none.py").write_text("import pytest; pytest.importorskip('not_there')\n")
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    options = ("-q", "-rfExX", "-p", "no:cacheprovider", "--rootdir", tmp_path)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", *options, tmp_path]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    lines = done.stdout.splitlines()
+    none = "import pytest; pytest.importorskip('{}')\n".format
+    lines = printed(
+        tmp_path, test_them=TESTS, test_one=none("not_there"), test_two=none("not_there.inner")
+    )
     assert [line for line in lines if "skip" in line.lower()] == [
         "skipped, 3: no such device",
-        "skipped, 1: could not import 'not_there': No module named 'not_there'",
+        "skipped, 2: not_there is not installed",
         "skipped, 1: too large",
         lines[-1],
     ]
-    assert re.fullmatch(r"5 skipped, 1 xfailed in .*", lines[-1])
+    assert re.fullmatch(r"6 skipped, 1 xfailed in .*", lines[-1])
     assert "XFAIL test_them.py::test_three - known" in lines
+
+
+def test_many_tests_print_a_hundred_dots_and_each_failure(tmp_path):
+    lines = printed(tmp_path, test_many=MANY)
+    assert re.fullmatch(r"\.{69,70}F\.{1,2} \[ ?\d+%\]", lines[0])
+    assert re.fullmatch(r"\.{27,29} +\[100%\]", lines[1])
+    assert "FAILED test_many.py::test_many[700] - assert 700 != 700" in lines
+    assert re.fullmatch(r"1 failed, 998 passed, 1 skipped in .*", lines[-1])
+    assert len(lines) < 25
