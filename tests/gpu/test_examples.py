@@ -78,6 +78,20 @@ def test_the_demo(example):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), REORDERED)
 
 
+def test_the_gpt(example, monkeypatch, tmp_path):
+    """With a checkpoint, whose arrays CuPy writes and reads."""
+    import cupy
+
+    gpt, path = example("numpy_gpt"), tmp_path / "gpt.npz"
+    monkeypatch.setattr(gpt, "rate", lambda step, _: gpt.RATE * (step + 1) / gpt.WARMUP)
+    expected, _ = gpt.train(gpt.encoded(), 4)
+    monkeypatch.setattr(gpt, "xp", cupy)
+    gpt.train(gpt.encoded(), 2, path)
+    found, _ = gpt.train(gpt.encoded(), 4, path)
+    np.testing.assert_allclose(found.losses, expected.losses, REORDERED)
+    assert gpt.written(found.averages, "The ", 5).startswith("The ")
+
+
 def test_the_training_loop(example, monkeypatch):
     import cupy
 

@@ -51,6 +51,22 @@ def test_the_gpt_in_jax_learns_as_with_jaxs_norms_and_goes_on_from_a_checkpoint(
     assert resumed.accuracy == ours.accuracy
 
 
+def test_the_gpt_on_plain_arrays_has_pytorchs_loss_and_gradients(torch):
+    """At its own size, in float64; PyTorch's are summed in another order."""
+    program = runpy.run_path(str(EXAMPLES / "numpy_gpt.py"))
+    params = program["initialised"](1, "float64")
+    text, following = (part[:2] for part in program["windows"](program["encoded"](), 0))
+    loss, grads = program["loss_and_grads"](params, text, following)
+    p = {name: torch.tensor(value, requires_grad=True) for name, value in params.items()}
+    theirs = program["torch_loss"](p, torch.tensor(text), torch.tensor(following))
+    theirs.backward()
+    assert loss == pytest.approx(theirs.item(), rel=1e-12)
+    for name, grad in grads.items():
+        error = np.abs(grad - p[name].grad.numpy()).max()
+        assert error < 1e-11 * np.abs(grad).max(), name
+    assert program["torch_speed"](1) > 0
+
+
 def test_the_torch_loop_takes_the_steps_of_pytorchs_own_clipping(torch, monkeypatch):
     """The same losses, but for the 1e-6 that PyTorch adds to the norm."""
     import gradkit
