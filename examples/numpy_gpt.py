@@ -70,7 +70,7 @@ def initialised(seed: int = 0, dtype: str = "float32") -> Arrays:
 
 
 def gpt(p: Arrays, text: Array) -> tuple[Array, Callable[[Array], Arrays]]:
-    """From characters (B, T) to the logits of those that follow, (N, V)."""
+    """Return the logits of each next character, (N, V), for characters (B, T)."""
     added = p["characters"][text.ravel()]
     stream = xp.tile(p["positions"][: text.shape[1]], (len(text), 1))
     backwards = []
@@ -95,11 +95,11 @@ def gpt(p: Arrays, text: Array) -> tuple[Array, Callable[[Array], Arrays]]:
 
 
 def add_norm(p: Arrays, k: int, added: Array, stream: Array) -> tuple[Array, Array, Any]:
-    """The norm of the stream with a sublayer's output added to it, and the new stream."""
+    """Add a sublayer's output to the stream; return the norm of the sum, and the sum."""
     n, stream, mean, inv_std = gradkit.add_layer_norm(added, stream, p["scale"][k], p["bias"][k])
 
     def backward(g: Arrays, d_n: Array, d_stream: Array | None) -> Array:
-        # What comes through the norm joins what comes along the stream; both summands get it.
+        # The gradient through the norm, plus the one along the stream: that of both summands.
         d_stream, g["scale"][k], g["bias"][k] = gradkit.layer_norm_grad(
             d_n, stream, p["scale"][k], mean, inv_std, ds=d_stream
         )
@@ -109,7 +109,7 @@ def add_norm(p: Arrays, k: int, added: Array, stream: Array) -> tuple[Array, Arr
 
 
 def attention(p: Arrays, layer: int, n: Array) -> tuple[Array, Any]:
-    """Each character reads those up to it: softmax(q k^T / sqrt(W / HEADS)) v in each head."""
+    """Let each character read those up to it: softmax(q k^T / sqrt(W / HEADS)) v, in each head."""
     t = min(CONTEXT, len(n))
     qkv = (n @ p["qkv"][layer]).reshape(-1, t, 3, HEADS, WIDTH // HEADS)
     q, k, v = heads_of(qkv)
@@ -143,7 +143,7 @@ def heads_of(qkv: Array) -> list[Array]:
 
 
 def perceptron(p: Arrays, layer: int, n: Array) -> tuple[Array, Any]:
-    """GELU between two products, by GPT-2's formula: u / 2 * (1 + tanh(c * (u + a * u^3)))."""
+    """Apply GELU between two products: u / 2 * (1 + tanh(c * (u + a * u^3))), as GPT-2 does."""
     a, c = 0.044715, math.sqrt(2 / math.pi)
     u = n @ p["up"][layer]
     tanh = xp.tanh(c * (u + a * u * u * u))
@@ -206,7 +206,7 @@ class Training:
         self.losses: list[float] = []
 
     def step(self, text: Array, following: Array, learning_rate: float) -> Array:
-        """One step; the norm of the mean gradient, before clipping."""
+        """Take a step; return the norm of the mean gradient, before clipping."""
         loss = 0.0
         for start in range(0, len(text), MICRO_BATCH):
             part = slice(start, start + MICRO_BATCH)
@@ -272,7 +272,7 @@ def train(text: Array, steps: int, checkpoint: Path | None = None) -> tuple[Trai
 
 
 def written(p: Arrays, start: str, length: int, seed: int = 0) -> str:
-    """Text that the network goes on with, a character at a time."""
+    """Continue a text, a character at a time."""
     rng, text = np.random.default_rng(seed), [CHARACTERS.index(character) for character in start]
     for _ in range(length):
         logits, _ = gpt(p, xp.asarray([text[-CONTEXT:]]))

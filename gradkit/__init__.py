@@ -82,6 +82,6 @@ _close_to_dynamo(map(vars(distributed).__getitem__, distributed.__all__))
 
 
 def __dir__() -> list[str]:
-    """Names for people, who complete them with the Tab key: no modules that hold functions."""
+    """List what users call, which the Tab key completes, without the modules that hold it."""
     apart = {"__version__", "distributed", "jax", "torch"} & globals().keys()
     return sorted({*__all__, *apart})
