@@ -84,4 +84,4 @@ _close_to_dynamo(map(vars(distributed).__getitem__, distributed.__all__))
 def __dir__() -> list[str]:
     """List what users call, which the Tab key completes, without the modules that hold it."""
     apart = {"__version__", "distributed", "jax", "torch"} & globals().keys()
-    return sorted({*__all__, *apart})
+    return [*__all__, *apart]
