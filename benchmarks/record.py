@@ -2,8 +2,8 @@
 
 Copies the record into ``benchmarks/results``, in the place of an earlier one of the same machine,
 with what further files have of other peers in the same cases (``make bench-gpu-compiled``), and
-makes plots there, ``docs/performance.md`` and what the README says of speed from all records.
-Without a file it only makes those.
+makes plots there, ``docs/performance.md``, two pages for each record in ``docs/records`` and what
+the README says of speed from all records. Without a file it only makes those.
 """
 
 import argparse
@@ -19,25 +19,42 @@ from benchmarks import report, system_info
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
+PAGES = ROOT / "docs" / "records"
 README = ROOT / "README.md"
-IN_README = (
-    ("layer_norm_grad", "8192x1024"),
-    ("rms_norm_grad", "8192x1024"),
-    ("clip_grad_norm, scaling", "1000 x 256"),
-)
-SPEED = re.compile(r"- \*\*Fast\.\*\*.*\n(?:  .*\n)*")
+IN_A_GPT = ROOT / "docs" / "torch.md"  # has a table of a GPT on PyTorch's tensors
+EAGER = re.compile(r"^\| eager \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
+SPEED = re.compile(r"^\*\*Fast on large arrays\.\*\*.*\n(?:.+\n)*", re.MULTILINE)
 PARTIAL = ("--only", "--quick")  # options of runs that leave cases out
 HEAD = """# Performance
 
-gradkit pays on arrays of megabytes and lists of many gradients. If a call has only thousands of elements, nearly all of
-its time is overhead: do without gradkit there if each microsecond counts.
-
-{shown}
+gradkit pays on arrays of megabytes and on lists of many gradients. A call on a few thousand elements is nearly all
+overhead: do without gradkit there if each microsecond counts.
+"""  # noqa: E501
+PARTS = {
+    "cpu": (
+        "## On a CPU: {machine}",
+        "How many times as long as gradkit NumPy's own calls and PyTorch take on {machine}",
+        "Times of calls with cold caches, in float32.",
+    ),
+    "cuda": (
+        "## On a GPU: {machine}",
+        "How many times as long as gradkit other libraries take on {machine}",
+        "Times of calls in a row, with what the host does. On small arrays gradkit is behind: "
+        "their kernels take a few microseconds, and the host the rest.",
+    ),
+}
+FOOT = """## How it was measured
 
 `make bench-record` writes this page from the records in `benchmarks/results`; no figure is entered by hand.
-[benchmarks/README.md](../benchmarks/README.md) explains the measurements;
-[benchmarks/NOTES.md](../benchmarks/NOTES.md) lists the optimisations that were tried. The oldest record, of
-2026-11-23, is from before the compiled code, and its rows are NumPy's.
+[The benchmarks](../benchmarks/README.md) explain the measurements and how to repeat them,
+[their notes](../benchmarks/NOTES.md) list what was tried for speed, and [predictions](predictions.md) compare
+a model with the GPU.
+
+```{toctree}
+:hidden:
+
+RECORDS
+```
 """  # noqa: E501
 
 
@@ -53,7 +70,10 @@ def main() -> None:
         print(f"written: {record(*options.files, with_errors=options.with_errors)}")
     for path in RESULTS.glob("*.jsonl"):
         draw(path)
-    for path, text in ((PAGE, page()), (README, readme())):
+    PAGES.mkdir(exist_ok=True)
+    for old in PAGES.glob("*.md"):
+        old.unlink()
+    for path, text in pages().items():
         path.write_text(text)
         print(f"written: {path}")
 
@@ -82,78 +102,78 @@ def draw(path: Path) -> None:
     """Draw the plots of a record beside it."""
     run, stem = report.read(path), path.with_suffix("")
     report.plots(run, stem)
-    if run["device"] == "cpu":
-        report.glance(run, stem)
+    report.glance(run, stem)
 
 
-def page() -> str:
-    """Return the text of ``PAGE``, from every record."""
+def pages() -> dict[Path, str]:
+    """Return the text of every page that is made from records."""
     runs = [(path, report.read(path)) for path in sorted(RESULTS.glob("*.jsonl"))]
-    parts = [HEAD.replace("{shown}", "\n\n".join([*_chart(runs), *_on_a_gpu(runs)]))]
+    found = {README: readme(runs)}
+    toctree = []
     for path, run in runs:
-        plots = sorted(RESULTS.glob(f"{path.stem}-*.png"))
-        pictures = [os.path.relpath(plot, PAGE.parent) for plot in plots if plot != _glance(path)]
-        parts.append(report.section(run, pictures) + "\n")
-    return "\n".join(parts)
+        name = _name(path)
+        plots = [p for p in sorted(RESULTS.glob(f"{path.stem}-*.png")) if p != _glance(path)]
+        pictures = [os.path.relpath(plot, PAGES) for plot in plots]
+        found[PAGES / f"{name}.md"] = report.page(run, pictures, f"{name}-cases.md")
+        found[PAGES / f"{name}-cases.md"] = report.cases_page(run, f"{name}.md")
+        toctree += [f"{PAGES.name}/{name}", f"{PAGES.name}/{name}-cases"]
+    parts = [HEAD, *(text for path, run in runs for text in _part(path, run))]
+    return found | {PAGE: "\n".join([*parts, FOOT.replace("RECORDS", "\n".join(toctree))])}
 
 
-def readme() -> str:
+def _part(path: Path, run: report.Run) -> Iterator[str]:
+    """Yield what the page of all records says of one: its chart, and where gradkit is behind."""
+    if not _glance(path).exists():
+        return
+    title, alternative, said = (
+        text.format(machine=report.machine_name(run)) for text in PARTS[run["device"]]
+    )
+    name = f"{PAGES.name}/{_name(path)}"
+    yield f"{title}\n\n![{alternative}]({os.path.relpath(_glance(path), PAGE.parent)})\n"
+    said += f" [Every operation, conditions and targets]({name}.md); [all cases]({name}-cases.md)."
+    yield f"{_filled(said)}\n"
+    count, table = report.behind(run)
+    yield f"In {count} of {len(run['cases'])} cases another library is faster:\n\n{table}\n"
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
+
+
+def readme(runs: list[tuple[Path, report.Run]]) -> str:
     """Return the text of ``README``, with figures of the records that the page begins with."""
     text = README.read_text()
-    for path in sorted(RESULTS.glob("*.jsonl")):
-        if (run := report.read(path))["device"] == "cuda":
-            text = report.replaced(text, "gpu", report.on_a_gpu(run))
-    shown = [path for path in sorted(RESULTS.glob("*.jsonl")) if _glance(path).exists()]
-    cases = report.read(shown[0])["cases"] if shown else []
-    found = {(c["operation"], c["shape"]): c["ratio"] for c in cases if c["dtype"] == "float32"}
-    if not found.keys() >= {*IN_README}:
-        return text
-    layer, rms, clip = (
-        [f"{found[case][peer][1]:.2g} times" for peer in report.GLANCE_PEERS] for case in IN_README
-    )
-    said = (
-        f"- **Fast.** On two cores, `layer_norm_grad` of a large array is {layer[0]} as fast as "
-        f"NumPy's own calls and {layer[1]} as fast as PyTorch, `rms_norm_grad` {rms[0]} and "
-        f"{rms[1]}, clipping 1000 small arrays {clip[0]} and {clip[1]} "
-        "([all figures, also where gradkit is slower](docs/performance.md))."
-    )
-    lines = textwrap.fill(said, 118, subsequent_indent="  ", break_long_words=False)
-    return SPEED.sub(lambda _: f"{lines}\n", text)
-
-
-def _chart(runs: list[tuple[Path, report.Run]]) -> Iterator[str]:
-    """Yield the page's first chart, of the first record that has one, and where it is from."""
-    for path, run in runs:
-        if _glance(path).exists():
-            chart = os.path.relpath(_glance(path), PAGE.parent)
-            yield f"![How many times faster than NumPy's own calls and PyTorch]({chart})"
-            yield f"A part of what {_link(run)} measured, in float32 on two threads."
-            return
-
-
-def _on_a_gpu(runs: list[tuple[Path, report.Run]]) -> Iterator[str]:
-    """Yield the table of each GPU, and where it is from."""
     for _, run in runs:
         if run["device"] == "cuda":
-            yield report.on_a_gpu(run)
-            yield (
-                f"A part of what {_link(run)} measured. Times are those of calls in a row and, on "
-                "the GPU, of its work with cold caches; `of copy` divides the bandwidth of the "
-                "latter by a copy's."
-            )
+            text = report.replaced(text, "gpu", report.in_readme(run))
+        elif said := _ratio(run):
+            text = SPEED.sub(lambda _, said=said: f"{said}\n", text)
+    return text
 
 
-def _link(run: report.Run) -> str:
-    title = report.section_title(run)
-    return f"[{title}](#{_anchor(title)})"
+def _ratio(run: report.Run) -> str:
+    """Return one ratio on a CPU with its machine, and that of PyTorch's tensors in a small GPT."""
+    wanted = "layer_norm_grad", "8192x1024", "float32"
+    found = {(case["operation"], case["shape"], case["dtype"]): case for case in run["cases"]}
+    if wanted not in found or not (eager := EAGER.search(IN_A_GPT.read_text())):
+        return ""
+    case, (torch, ours) = found[wanted], eager.groups()
+    return _filled(
+        f"**Fast on large arrays.** On {report.machine_name(run)}, the gradient of layer norm of "
+        f"8192 x 1024 float32 takes {case['ms']['gradkit'][1]:.2g} ms, and "
+        f"{case['ratio']['torch'][1]:.2g} times as long in PyTorch. On PyTorch's tensors small "
+        f"norms cost more than they give: a pass of a small GPT takes {ours} ms with "
+        f"`gradkit.torch`'s, {torch} ms with PyTorch's. [Performance](docs/performance.md) has "
+        "the rest, also where gradkit is slower."
+    )
+
+
+def _name(path: Path) -> str:
+    return re.sub(r"(-\d+){3}$", "", path.stem)
 
 
 def _glance(path: Path) -> Path:
     return path.with_name(f"{path.stem}-glance.png")
-
-
-def _anchor(title: str) -> str:
-    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def _unfit(run: report.Run, *, with_errors: bool) -> str:

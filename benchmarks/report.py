@@ -28,39 +28,63 @@ METHOD = {
     "emulated": "Made on the emulator, as a test of the benchmarks: the times mean nothing.",
 }
 
+CHARTS = {
+    "peers": "Time of other libraries divided by gradkit's, for each operation",
+    "scaling": "Time for an element, by rows, their length, and gradients",
+}
+
 # Of a run on a CPU, unless its record is older than the pause.
 PAUSED = (
     " Before each call, 64 MiB are copied for 10 ms, so that caches are cold and no other "
     "library's threads spin."
 )
 
-# What the page's first chart shows: operations and shapes in float32, the last of them too small.
+# What the page's charts show of a CPU and of a GPU, the last of them too small.
 AT_A_GLANCE = {
-    ("layer_norm_grad", "8192x1024"): "layer norm's gradient\n8192 x 1024",
-    ("rms_norm_grad", "8192x1024"): "RMS norm's gradient\n8192 x 1024",
-    ("batch_norm_grad", "32x2048x7x7"): "batch norm's gradient\n32 x 2048 x 7 x 7",
-    (
-        "clip_grad_norm, scaling",
-        "GPT-2 124M",
-    ): "clipping GPT-2's gradients\n124 million",
-    ("clip_grad_norm, scaling", "1000 x 256"): "clipping a long list\n1000 arrays of 256",
-    ("grad_norm", "1 x 64"): "the norm of one small array\n64 elements",
+    "cpu": {
+        ("layer_norm_grad", "8192x1024", "float32"): "layer norm's gradient\n8192 x 1024",
+        ("rms_norm_grad", "8192x1024", "float32"): "RMS norm's gradient\n8192 x 1024",
+        ("batch_norm_grad", "32x2048x7x7", "float32"): "batch norm's gradient\n32 x 2048 x 7 x 7",
+        ("clip_grad_norm, scaling", "GPT-2 124M", "float32"): "clipping GPT-2's gradients\n"
+        "124 million",
+        ("clip_grad_norm, scaling", "1000 x 256", "float32"): "clipping a long list\n"
+        "1000 arrays of 256",
+        ("grad_norm", "1 x 64", "float32"): "the norm of one small array\n64 elements",
+    },
+    "cuda": {
+        (
+            "layer_norm_grad",
+            "16384x4096",
+            "bfloat16",
+        ): "layer norm's gradient\n16384 x 4096, bfloat16",
+        ("rms_norm_grad", "65536x1024", "bfloat16"): "RMS norm's gradient\n65536 x 1024, bfloat16",
+        ("batch_norm_grad", "256x512x28x28", "bfloat16"): "batch norm's gradient\n"
+        "256 x 512 x 28 x 28, bfloat16",
+        ("group_norm_grad", "256x512x28x28", "bfloat16"): "group norm's gradient\n"
+        "256 x 512 x 28 x 28, bfloat16",
+        ("layer_norm", "16384x4096", "bfloat16"): "layer norm\n16384 x 4096, bfloat16",
+        ("clip_grad_norm, scaling", "Llama-3-8B", "bfloat16"): "clipping Llama-3-8B's gradients\n"
+        "8 billion, bfloat16",
+        ("clip_grad_norm, scaling", "1000 x 256", "float32"): "clipping a long list\n"
+        "1000 arrays of 256, float32",
+        ("layer_norm_grad", "8x64", "float32"): "layer norm's gradient\n8 x 64, float32",
+    },
 }
-# What the table of a GPU shows: operations of each kind, the last of them too small.
-ON_A_GPU = {
-    ("layer_norm_grad", "16384x4096", "bfloat16"): "layer norm's gradient, 16384 x 4096",
-    ("rms_norm_grad", "65536x1024", "bfloat16"): "RMS norm's gradient, 65536 x 1024",
-    ("batch_norm_grad", "256x512x28x28", "bfloat16"): "batch norm's gradient, 256 x 512 x 28 x 28",
-    ("group_norm_grad", "256x512x28x28", "bfloat16"): "group norm's gradient, the same images",
-    ("grad_norm", "Llama-3-8B", "bfloat16"): "the norm of Llama-3-8B's gradients",
-    ("clip_grad_norm, scaling", "Llama-3-8B", "bfloat16"): "clipping them",
-    ("clip_grad_norm, scaling", "ResNet-50", "float32"): "clipping ResNet-50's, in float32",
-    ("clip_grad_norm, scaling", "1000 x 256", "float32"): "clipping 1000 small ones, in float32",
-    ("layer_norm_grad", "8x64", "float32"): "layer norm's gradient, 8 x 64, in float32",
+IN_README = ("16384x4096", "Llama-3-8B", "1000 x 256", "8x64")  # rows of a GPU's chart, by shape
+# Peers as pages and charts call them. Okabe and Ito's colours, which colour-blind readers can
+# distinguish.
+PEERS = {
+    "naive": ("NumPy's own calls", "#0072B2"),
+    "torch": ("PyTorch", "#D55E00"),
+    "torch.compile": ("torch.compile", "#009E73"),
+    "liger": ("Liger-Kernel", "#CC79A7"),
+    "jax": ("JAX", "#56B4E9"),
+    "optax": ("optax", "#009E73"),
+    "onnxruntime": ("ONNX Runtime", "#E69F00"),
+    "cuDNN through gradkit": ("cuDNN through gradkit", "#E69F00"),
+    "torch cuDNN": ("PyTorch through cuDNN", "#0072B2"),
 }
-FULL = 50e6  # bytes with which a GPU is busy long enough for a bandwidth
-GPU_PEERS = {"torch": "PyTorch", "torch.compile": "torch.compile", "liger": "Liger-Kernel"}
-GLANCE_PEERS = {"naive": ("NumPy's own calls", "#0072B2"), "torch": ("PyTorch", "#D55E00")}
+SHOWN = {"cpu": ("naive", "torch"), "cuda": ("torch", "torch.compile", "liger")}
 
 
 def write(run: Run, path: Path) -> None:
@@ -120,32 +144,62 @@ def _row(case: Mapping[str, Any], names: Sequence[str], walls: Sequence[str]) ->
     return [*row, f"{case['others']:.1f}" if "others" in case else ""]
 
 
-def on_a_gpu(run: Run) -> str:
-    """Return a few cases of a GPU: the time of a call, and how many times that others take.
-
-    Of calls in a row, with what the host does, unlike the times of the device in the other tables.
-    """
-    found = {(case["operation"], case["shape"], case["dtype"]): case for case in run["cases"]}
-    cases = {title: found[case] for case, title in ON_A_GPU.items() if case in found}
-    peers = [name for name in GPU_PEERS if any(name in c["wall_ms"] for c in cases.values())]
+def in_readme(run: Run) -> str:
+    """Return a GPU's table: the time of a call, with what the host does, beside PyTorch's."""
     rows = []
-    for title, case in cases.items():
-        walls, large = case["wall_ms"], case["bytes"] >= FULL
-        busy = [short(1e3 * case["ms"][OURS][1]), f"{case['copy'][1]:.0%}" if large else ""]
-        ratios = [_times(walls[p] / walls[OURS]) if p in walls else "" for p in peers]
-        rows.append([title, short(1e3 * walls[OURS]), *busy, *ratios])
-    head = [f"on one {_machine_name(run)}, in bfloat16", "us a call", "us on the GPU", "of copy"]
-    return plain_table([*head, *(f"{GPU_PEERS[name]} takes" for name in peers)], rows)
+    for title, case in _at_a_glance(run):
+        if case["shape"] in IN_README and title.partition("\n")[0] != "layer norm":
+            own, theirs = case["wall_ms"][OURS], case["wall_ms"]["torch"]
+            faster = f"**{_time(theirs)}**" if theirs < own else _time(theirs)
+            rows.append([title.replace("\n", ", "), _time(own), faster])
+    return plain_table([f"time of a call on one {machine_name(run)}", "gradkit", "PyTorch"], rows)
+
+
+def _at_a_glance(run: Run) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the cases of a chart, each with its title."""
+    found = {(case["operation"], case["shape"], case["dtype"]): case for case in run["cases"]}
+    for case, title in AT_A_GLANCE[run["device"]].items():
+        if case in found:
+            yield title, found[case]
+
+
+def _time(ms: float) -> str:
+    return f"{short(ms)} ms" if ms >= 1 else f"{short(1e3 * ms)} us"
+
+
+def ratios(case: Mapping[str, Any]) -> dict[str, float]:
+    """Return how many times as long as gradkit each other library takes, for calls in a row.
+
+    Of a CPU, for calls with cold caches.
+    """
+    walls = case.get("wall_ms", {})
+    found = {n: walls[n] / walls[OURS] for n in walls} or {
+        n: r[1] for n, r in case["ratio"].items()
+    }
+    return {name: ratio for name, ratio in found.items() if name in PEERS}
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.{2 if ratio < 1 else 1 if ratio < 10 else 0}f}x"
+
+
+def behind(run: Run) -> tuple[int, str]:
+    """Return the number of cases in which another library is faster, and their table."""
+    found = {
+        _title(case): [
+            f"{PEERS[name][0]} {_times(ratio)}"
+            for name, ratio in ratios(case).items()
+            if round(ratio, 2) < 1
+        ]
+        for case in run["cases"]
+    }
+    rows = [[case, ", ".join(faster)] for case, faster in found.items() if faster]
+    return len(rows), plain_table(["case", "time of the faster library / gradkit's"], rows)
 
 
 def short(number: float, digits: int = 3) -> str:
     """Return a number without an exponent."""
     return f"{float(f'{number:.{digits}g}'):,g}"
-
-
-def _times(ratio: float) -> str:
-    """Return how many times as long a peer takes, bold if it is faster."""
-    return f"**{ratio:.2f} x**" if ratio < 1 else f"{ratio:.{0 if ratio >= 10 else 1}f} x"
 
 
 def targets(run: Run) -> str:
@@ -161,26 +215,31 @@ def targets(run: Run) -> str:
     return markdown(["what", "against", "target", "measured", "verdict"], rows)
 
 
-def section(run: Run, pictures: Sequence[str]) -> str:
-    """Return a run's part of the page; ``pictures`` are its plots, relative to the page."""
+def page(run: Run, pictures: Sequence[str], cases: str) -> str:
+    """Return a run's page; ``pictures`` and the page of its ``cases`` are relative to it."""
     parts = [
-        f"## {section_title(run)}",
+        f"# {heading(run)}",
         _conditions(run),
-        METHOD[run["device"]] + (PAUSED if run.get("paused") else ""),
+        f"{METHOD[run['device']]}{PAUSED if run.get('paused') else ''} [All cases]({cases}).",
         *_not_measured(run),
-        *(f"![{Path(each).stem.rpartition('-')[2]}]({each})" for each in pictures),
-        "### Targets\n\n" + targets(run),
-        "### Cases\n\n" + table(run),
+        *(f"![{CHARTS[Path(each).stem.rpartition('-')[2]]}]({each})" for each in pictures),
+        "## Targets\n\n" + targets(run),
     ]
     if found := run.get("startup"):
         head = ["first call of a process, ms", *next(iter(found.values()))]
         rows = [[name, *(f"{ms:.4g}" for ms in row.values())] for name, row in found.items()]
-        parts.append("### First calls\n\n" + markdown(head, rows))
-    return "\n\n".join(parts)
+        parts.append("## First calls\n\n" + plain_table(head, rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def cases_page(run: Run, about: str) -> str:
+    """Return the page of a run's cases; ``about`` is the run's own page, relative to it."""
+    said = f"Every case of [this run]({about}), whose page explains the columns."
+    return f"# Cases: {heading(run)}\n\n{said}\n\n{table(run)}\n"
 
 
 def plots(run: Run, stem: Path) -> list[Path]:
-    """Draw ratios to the peers as bars, of the first case of each operation, and scaling."""
+    """Draw a chart of the first case of each operation, and one of scaling."""
     from matplotlib.figure import Figure
 
     if not run["cases"]:
@@ -188,22 +247,22 @@ def plots(run: Run, stem: Path) -> list[Path]:
     # The dtype of most cases: float32 on a CPU, bfloat16 on a GPU if there are norms.
     dtype = Counter(case["dtype"] for case in run["cases"]).most_common(1)[0][0]
     cases = [c for c in run["cases"] if c["dtype"] == dtype and c.get("note") != OVERHEAD]
-    cases = [*{case["operation"]: case for case in reversed(cases)}.values()][::-1]
-    names = _peers(cases or run["cases"])
-    figure = Figure(figsize=(9, 1 + 0.42 * len(cases)))
+    cases = [case for case in cases if PEERS.keys() & case["ratio"].keys()]
+    cases = [*{case["operation"]: case for case in reversed(cases)}.values()][::-1] or run["cases"]
+    figure = Figure(figsize=(9, 1.2 + 0.27 * len(cases)))
     axis = figure.subplots()
-    for k, name in enumerate(names):
+    for name in [name for name in PEERS if name in _peers(cases)]:
+        label, colour = PEERS[name]
         found = [(i, case["ratio"][name]) for i, case in enumerate(cases) if name in case["ratio"]]
-        at = [i + 0.8 * (k + 0.5) / len(names) - 0.4 for i, _ in found]
+        middles = [middle for _, (_, middle, _) in found]
         errors = [[m - low for _, (low, m, _) in found], [high - m for _, (_, m, high) in found]]
-        axis.barh(at, [m for _, (_, m, _) in found], 0.8 / len(names), xerr=errors, label=name)
-    axis.axvline(1, color="black", linewidth=1)
-    labels = [f"{case['operation']} {case['shape']}" for case in cases]
-    axis.set_yticks(range(len(cases)), labels, fontsize=7)
-    axis.set_xscale("log")
-    axis.set_xlabel("time of the peer / time of gradkit (right of the line: gradkit is faster)")
-    axis.invert_yaxis()
-    axis.legend(fontsize=8)
+        at = [i for i, _ in found]
+        axis.errorbar(middles, at, xerr=errors, fmt="o", color=colour, label=label, markersize=6)
+    axis.set_yticks(range(len(cases)), [f"{c['operation']}, {c['shape']}" for c in cases])
+    axis.tick_params(labelsize=8)
+    axis.grid(axis="y", color="0.9")
+    axis.set_ylim(len(cases) - 0.5, -0.5)
+    _compare(axis)
     written = [_save(figure, stem, "peers")]
     if scaling := run.get("scaling"):
         figure = Figure(figsize=(13, 3.6))
@@ -212,40 +271,51 @@ def plots(run: Run, stem: Path) -> list[Path]:
             axis.loglog(curve["at"], curve["ns an element"], marker="o")
             axis.set_title(name, fontsize=9)
             axis.set_ylabel("ns an element")
+            axis.set_xlabel(name.rpartition(", ")[2])
         written.append(_save(figure, stem, "scaling"))
     return written
 
 
 def glance(run: Run, stem: Path) -> Path | None:
-    """Draw the few cases that show when gradkit pays and when not, against two peers."""
+    """Draw the few cases that show when gradkit pays and when not, against a few peers."""
     from matplotlib.figure import Figure
 
-    cases = [case for case in run["cases"] if case["dtype"] == "float32"]
-    found = {(case["operation"], case["shape"]): case["ratio"] for case in cases}
-    rows = {title: found[case] for case, title in AT_A_GLANCE.items() if case in found}
+    rows = {title: ratios(case) for title, case in _at_a_glance(run)}
     if not rows:
         return None
-    figure = Figure(figsize=(8, 0.8 + 0.62 * len(rows)))
+    peers = [p for p in SHOWN[run["device"]] if any(p in row for row in rows.values())]
+    height = 0.76 / len(peers)
+    figure = Figure(figsize=(8, 1 + (0.2 + 0.22 * len(peers)) * len(rows)))
     axis = figure.subplots()
-    for k, (peer, (label, colour)) in enumerate(GLANCE_PEERS.items()):
-        at = [i + 0.36 * (k - 0.5) for i in range(len(rows))]
-        ratios = [ratio[peer][1] for ratio in rows.values()]
-        bars = axis.barh(at, [r - 1 for r in ratios], 0.34, left=1, label=label, color=colour)
-        for bar, ratio in zip(bars, ratios, strict=True):
+    for k, peer in enumerate(peers):
+        label, colour = PEERS[peer]
+        found = [(i, row[peer]) for i, row in enumerate(rows.values()) if peer in row]
+        at = [i + height * (k - (len(peers) - 1) / 2) for i, _ in found]
+        lengths = [ratio - 1 for _, ratio in found]
+        bars = axis.barh(at, lengths, 0.92 * height, left=1, label=label, color=colour)
+        for bar, (_, ratio) in zip(bars, found, strict=True):
             middle = bar.get_y() + bar.get_height() / 2
-            axis.text(1.04 * max(ratio, 1), middle, f"{ratio:.2g}x", va="center", fontsize=9)
+            axis.text(1.04 * max(ratio, 1), middle, _times(ratio), va="center", fontsize=9)
+    axis.set_yticks(range(len(rows)), [*rows])
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    _compare(axis)
+    return _save(figure, stem, "glance")
+
+
+def _compare(axis: Any) -> None:
+    """Label a logarithmic axis of ratios, and name the peers above the chart."""
     axis.axvline(1, color="black", linewidth=1)
     axis.set_xscale("log")
-    ticks = {0.1: "1/10", 0.5: "1/2", 1: "same", 2: "2x", 5: "5x", 10: "10x"}
-    axis.set_xticks([*ticks], [*ticks.values()])
+    least, most = axis.dataLim.x0, axis.dataLim.x1
+    axis.set_xlim(min(0.8 * least, 0.8), 1.35 * most)
+    ticks = {0.1: "1/10", 0.2: "1/5", 0.5: "1/2", 1: "same", 2: "2x", 5: "5x", 10: "10x", 20: "20x"}
+    ticks |= {50: "50x", 100: "100x", 200: "200x"}
+    shown = [at for at in ticks if axis.get_xlim()[0] <= at <= axis.get_xlim()[1]]
+    axis.set_xticks(shown, [ticks[at] for at in shown])
     axis.minorticks_off()
-    axis.set_xlim(0.1, 20)
     axis.set_xlabel("slower  \u2190  gradkit, compared with the other  \u2192  faster")
-    axis.set_yticks(range(len(rows)), [*rows])
-    axis.invert_yaxis()
     axis.spines[["right", "top"]].set_visible(False)
-    axis.legend(loc="upper left", frameon=False)
-    return _save(figure, stem, "glance")
+    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, frameon=False)
 
 
 def _save(figure: Any, stem: Path, kind: str) -> Path:
@@ -255,12 +325,13 @@ def _save(figure: Any, stem: Path, kind: str) -> Path:
     return path
 
 
-def section_title(run: Run) -> str:
-    """Return the title of a run's part of the page."""
-    return f"{_machine_name(run)}, {run['date']}"
+def heading(run: Run) -> str:
+    """Return the title of a run's page."""
+    return f"{machine_name(run)}, {run['date']}"
 
 
-def _machine_name(run: Run) -> str:
+def machine_name(run: Run) -> str:
+    """Return the GPU's name, or the processor's with its number of cores."""
     machine = run["machine"]
     gpu = machine.get("gpu")
     return gpu["name"] if gpu else f"{machine['cpu']}, {machine['cores']} cores"

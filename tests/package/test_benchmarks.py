@@ -72,7 +72,7 @@ def test_a_spent_budget_drops_cases_and_says_which(monkeypatch, tmp_path):
     assert len(found["dropped"]) == len(run.FAMILIES)
     dropped = "rows: layer_norm_grad 24x64 bfloat16 and all cases after it"
     assert found["dropped"][0] == dropped
-    assert f"for lack of time: {dropped}" in report.section(found, [])
+    assert f"for lack of time: {dropped}" in report.page(found, [], "cases.md")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_wrong_result_is_not_timed_and_fails_the_run(monkeypatch, tmp_path):
     assert len(found["errors"]) == 4
     expected = "rms_norm_grad 24x64 bfloat16: AssertionError: rms_norm_grad 24x64 bfloat16 is off"
     assert found["errors"][0].startswith(expected)
-    assert f"**Failed: {expected}" in report.section(found, [])
+    assert f"**Failed: {expected}" in report.page(found, [], "cases.md")
 
 
 def test_cases_of_a_cpu_differ_and_have_calls_of_peers():
@@ -284,8 +284,8 @@ def test_the_gpu_is_described(monkeypatch):
     monkeypatch.setenv("PATH", "")  # no nvidia-smi
     described = system_info.describe() | {"gpu": system_info.describe_gpu()}
     assert system_info.slug(described) == "nvidia-h200"
-    page = report.section(results(machine=described), [])
-    assert page.startswith("## NVIDIA H200, 2026-01-01\n\n132 multiprocessors, L2 60 MiB, driver ")
+    page = report.page(results(machine=described), [], "cases.md")
+    assert page.startswith("# NVIDIA H200, 2026-01-01\n\n132 multiprocessors, L2 60 MiB, driver ")
     assert "driver unknown, CUDA 13000, NVRTC (13, 0)" in page
     assert "cupy 14.0.0" in page
 
@@ -327,8 +327,9 @@ def published(monkeypatch, tmp_path):
     """The folders that ``record`` writes, with records of this machine and of another one."""
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(record, "PAGE", tmp_path / "performance.md")
+    monkeypatch.setattr(record, "PAGES", tmp_path / "records")
     monkeypatch.setattr(record, "README", tmp_path / "README.md")
-    record.README.write_text("- **Fast.** ?\n- more\n")
+    record.README.write_text("<!-- gpu -->\n| old |\n\nrest\n")
     for name, kind in (("plots", "peers"), ("glance", "glance")):
         plot = lambda run, stem, kind=kind: stem.with_name(f"{stem.name}-{kind}.png").touch()  # noqa: ARG005, E731
         monkeypatch.setattr(report, name, plot)
@@ -353,14 +354,14 @@ def test_recording_a_run_replaces_the_same_machines(monkeypatch, tmp_path, publi
     names = (name, "a-processor-24-cores-2025-12-31")
     assert {path.name for path in published.iterdir()} == {n + f for n in names for f in files}
     assert (published / f"{name}.jsonl").read_text() == text
-    page = record.PAGE.read_text()
-    assert page.count("## a processor, 2 cores, 2026-01-01") == 2  # the other file says the same
-    assert f"![peers](results/{name}-peers.png)" in page
-    assert page.count("-glance.png)") == 1  # before anything else
-    before, _, after = page.partition("glance.png)")
-    assert "gradkit pays on" in before
-    assert "#a-processor-2-cores-2026-01-01" in after.partition("##")[0]
-    assert "| on one" not in page
+    assert record.PAGE.read_text().count("-glance.png)") == 2
+    pages = {path.name: path.read_text() for path in record.PAGES.iterdir()}
+    machines = "a-processor-2-cores", "a-processor-24-cores"
+    assert {*pages} == {f"{m}{end}.md" for m in machines for end in ("", "-cases")}
+    page = pages["a-processor-2-cores.md"]
+    assert page.startswith("# a processor, 2 cores, 2026-01-01\n")
+    assert f"](../results/{name}-peers.png)" in page
+    assert "[All cases](a-processor-2-cores-cases.md)" in page
 
 
 def on_an_h200(**changes):
@@ -371,25 +372,22 @@ def on_an_h200(**changes):
     case = {"operation": "layer_norm_grad", "shape": "16384x4096", "dtype": "bfloat16"}
     case |= {"bytes": 4e8, "note": "", "copy": [0.9] * 3, "targets": {"torch.compile": 1.5}}
     case |= {"ms": {"gradkit": [0.1067] * 3, "torch": [0.2] * 3}, "ratio": {"torch": [1.9] * 3}}
-    case["wall_ms"] = {"gradkit": 1.25, "torch": 2.5}
+    case["wall_ms"] = {"gradkit": 1.25, "torch": 1.2}
     return results(machine=machine, cases=[case]) | changes
 
 
 @pytest.mark.usefixtures("published")
-def test_a_gpus_run_has_a_table_in_the_readme_and_on_top_of_the_page(monkeypatch, tmp_path):
-    record.README.write_text("- **Fast.** ?\n\n<!-- gpu -->\n| old |\n\nrest\n")
+def test_a_gpus_run_has_a_table_in_the_readme_and_a_chart_on_the_page(monkeypatch, tmp_path):
     command = "python -m benchmarks --device cuda --peers torch"  # a choice of peers is no gap
     recorded(monkeypatch, tmp_path, **on_an_h200(seconds=9, command=command))
-    row = "| layer norm's gradient, 16384 x 4096 | 1,250 | 107 | 90% | 2.0 x |\n"
-    head = (
-        "| on one NVIDIA H200, in bfloat16 | us a call | us on the GPU | of copy | PyTorch takes |"
-    )
-    text = record.README.read_text()
-    assert text.partition("<!-- gpu -->\n")[2] == f"{head}\n|---|---|---|---|---|\n{row}\nrest\n"
-    top = record.PAGE.read_text().partition("\n## ")[0]
-    assert row in top
-    assert "[NVIDIA H200, 2026-01-01](#nvidia-h200-2026-01-01)" in top
-    assert f"Made by `{command}`" in record.PAGE.read_text()
+    row = "| layer norm's gradient, 16384 x 4096, bfloat16 | 1.25 ms | **1.2 ms** |\n"
+    head = "| time of a call on one NVIDIA H200 | gradkit | PyTorch |\n|---|---|---|\n"
+    assert record.README.read_text() == f"<!-- gpu -->\n{head}{row}\nrest\n"
+    page = record.PAGE.read_text()
+    assert "nvidia-h200-2026-01-01-glance.png)" in page
+    assert "In 1 of 1 cases another library is faster:" in page
+    assert "| layer_norm_grad 16384x4096 bfloat16 | PyTorch 0.96x |\n" in page
+    assert f"Made by `{command}`" in (record.PAGES / "nvidia-h200.md").read_text()
 
 
 def test_a_part_of_a_run_adds_other_peers_to_the_same_cases(monkeypatch, tmp_path, published):
@@ -409,7 +407,7 @@ def test_a_part_of_a_run_adds_other_peers_to_the_same_cases(monkeypatch, tmp_pat
     (found,) = report.read(published / "nvidia-h200-2026-01-01.jsonl")["cases"]
     assert found["ms"]["gradkit"] == [0.1067] * 3
     assert found["ratio"] == {"torch": [1.9] * 3, "torch.compile": [1.6] * 3}
-    page = record.PAGE.read_text()
+    page = (record.PAGES / "nvidia-h200.md").read_text()
     assert "are from `python -m benchmarks --only layer_norm_grad`." in page
     assert re.search(r"\| torch\.compile / +\| >= 1\.5 +\| 1\.6 ", page)
 
@@ -439,15 +437,18 @@ def test_a_run_that_cannot_be_repeated_is_published_with_its_errors(
     monkeypatch.setattr(sys, "argv", [sys.argv[0], "--with-errors", *sys.argv[1:]])
     record.main()
     assert (published / "a-processor-2-cores-2026-01-01.jsonl").exists()
-    assert "**Failed: clip: ValueError: no.**" in record.PAGE.read_text()
+    page = (record.PAGES / "a-processor-2-cores.md").read_text()
+    assert "**Failed: clip: ValueError: no.**" in page
 
 
 @pytest.mark.skipif(not record.RESULTS.is_dir(), reason="a source distribution has no results")
 def test_the_page_is_the_one_that_the_records_make(tmp_path):
     """And a record that is read and written stays what it is."""
-    assert record.PAGE.read_text() == record.page()
-    assert record.README.read_text() == record.readme()
-    assert record.SPEED.search(record.readme())
+    pages = record.pages()
+    assert {*record.PAGES.iterdir()} < {*pages}
+    for path, text in pages.items():
+        assert path.read_text() == text
+    assert record.SPEED.search(pages[record.README])
     for path in record.RESULTS.glob("*.jsonl"):
         report.write(report.read(path), tmp_path / path.name)
         assert (tmp_path / path.name).read_text() == path.read_text()
@@ -520,13 +521,13 @@ def test_pages_say_what_is_slower_what_was_missed_and_what_was_not_measured():
         ("wall ms", 7.0, 8.0, False),
         ("wall in launches", 3.0, 4.0, False),
     ]
-    page = report.section(results(), ["../results/h200-peers.png"])
-    assert "| 1 (**0.50x**)    | 0.1 (0.05x)" in page
+    assert "| 1 (**0.50x**)    | 0.1 (0.05x)" in report.cases_page(results(), "run.md")
+    page = report.page(results(), ["../results/h200-peers.png"], "cases.md")
     assert "Not measured: liger (no)." in page
     assert "Not measured, for lack of time: clip." in page
     assert "Not measured: liger on zero_grad 64 float32 (ImportError: no)." in page
     assert "| wall in launches | <= 3" in page
-    assert "![peers](../results/h200-peers.png)" in page
+    assert "](../results/h200-peers.png)" in page
 
 
 def test_plots_are_drawn(tmp_path):
@@ -537,10 +538,10 @@ def test_plots_are_drawn(tmp_path):
     drawn = report.plots(results(scaling=scaling), tmp_path / "found")
     assert [path.name for path in drawn] == ["found-peers.png", "found-scaling.png"]
     assert all(path.stat().st_size > 1000 for path in drawn)
-    assert report.glance(results(), tmp_path / "none") is None
+    assert report.glance(results(), tmp_path / "none") is None  # no case of the chart
     pairs = {"naive": [1, 2.5, 4], "torch": [0.1, 0.4, 1]}
     small = {"operation": "grad_norm", "shape": "1 x 64", "dtype": "float32", "ratio": pairs}
-    chart = report.glance({"cases": [small]}, tmp_path / "found")
+    chart = report.glance({"device": "cpu", "cases": [small]}, tmp_path / "found")
     assert chart == tmp_path / "found-glance.png"
     assert chart.stat().st_size > 1000
 

@@ -161,13 +161,11 @@ def test_the_picture_has_every_directory():
 
 
 def test_readme_example_is_right(capsys):
-    names, threads = {}, gradkit.get_num_threads()
+    names = {}
     exec(compile(python_in(README), "README.md", "exec"), names)
-    gradkit.set_num_threads(threads)
     grads, norm = names["grads"], names["norm"]
-    first, error, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("9486.83")
-    assert error.endswith("non-finite gradients: grads['layer1']['bias']. Nothing was written.")
+    first, last = capsys.readouterr().out.splitlines()
+    assert f"# {first}\n" in README.read_text()
     assert last == f"{norm} -> {gradkit.grad_norm(grads)}"
     assert gradkit.grad_norm(grads) == pytest.approx(1.0, rel=1e-15)
 
