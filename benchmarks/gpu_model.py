@@ -433,21 +433,25 @@ def _recorded_as(work: Work) -> tuple[str, str, str]:
     return name, work.shape, work.dtype
 
 
-def beside_measured(tables: "Tables") -> list[list[str]]:
-    """What is predicted of the device, beside what was measured there; last the quartiles."""
-    rows, ratios, card = [], [], CARDS[0]
+def beside_measured(tables: "Tables") -> Iterator[tuple[Work, Prediction, float]]:
+    """What is predicted of the device, and the seconds that were measured there."""
+    card = CARDS[0]
     for work in works():
         if seconds := measured(card).get(_recorded_as(work)):
             found = predicted(work, card, tables)
-            found = found.device or found
-            ratios.append(seconds / found.seconds)
-            own = report.short(seconds * 1e6), f"{ratios[-1]:.2f}"
-            rows.append([work.operation, work.shape, work.dtype, str(found), *own])
-    if len(ratios) > 1:
-        low, middle, high = quantiles(ratios, n=4, method="inclusive")
-        spread = f"{middle:.2f} ({low:.2f} to {high:.2f})"
-        rows.append([f"all {len(ratios)}", "", "", "", "", spread])
-    return rows
+            yield work, found.device or found, seconds
+
+
+def by_limiter(found: Sequence[tuple[Work, Prediction, float]]) -> Iterator[list[str]]:
+    """How often each limit decides, and the quartiles of measured / predicted there and in all."""
+    ratios: dict[str, list[float]] = {}
+    for _, prediction, seconds in found:
+        for limiter in (prediction.limiter, "all"):
+            ratios.setdefault(limiter, []).append(seconds / prediction.seconds)
+    for limiter in sorted(ratios, key=lambda name: (name == "all", -len(ratios[name]))):
+        each = ratios[limiter]
+        low, middle, high = quantiles(each, n=4, method="inclusive") if each[1:] else each * 3
+        yield [limiter, str(len(each)), f"{middle:.2f} ({low:.2f} to {high:.2f})"]
 
 
 def page_tables(tables: "Tables") -> dict[str, str]:
@@ -458,15 +462,22 @@ def page_tables(tables: "Tables") -> dict[str, str]:
         + [f"{_figure(each[name])} ({_figure(each[name] / each[host.FORMULA])})" for each in taken]
         for name in host.RECORDED
     ]
-    table = report.plain_table
+    table, found = report.plain_table, [*beside_measured(tables)]
     return {
+        "decides": table(
+            ["what decides", "cases", "measured / predicted, median and quartiles"],
+            by_limiter(found),
+        ),
         "hosts": table(["call on the host", *(f"CuPy {each}" for each in host.VERSIONS)], hosts),
         "published": table(
             ["operation", "shape", "predicted", "measured", *_PEERS], beside_published(tables)
         ),
         "measured": table(
             ["operation", "shape", "dtype", "predicted", "measured", "measured / predicted"],
-            beside_measured(tables),
+            [
+                [*work[:3], prediction, report.short(at * 1e6), f"{at / prediction.seconds:.2f}"]
+                for work, prediction, at in found
+            ],
         ),
     }
 

@@ -178,16 +178,18 @@ def test_measured_times_stand_beside_predictions_without_the_host(monkeypatch, t
     report.write({"machine": {}, "cases": cases}, tmp_path / "a-cpu.jsonl")
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     model.measured.cache_clear()
-    *rows, last = model.beside_measured(TABLES)
+    found = [*model.beside_measured(TABLES)]
     own = {(*row[:2],): row[3] for row in model.beside_published(TABLES)}
     model.measured.cache_clear()
-    assert [row[4] for row in rows] == ["24.6", "12,500", "76.1"]
-    assert all(0.8 < float(row[5]) < 3 for row in rows)
-    assert not any("host" in row[3] for row in rows)
+    assert [seconds for *_, seconds in found] == pytest.approx([24.6e-6, 12.5e-3, 76.1e-6])
+    ratios = sorted(seconds / prediction.seconds for _, prediction, seconds in found)
+    assert all(0.8 < ratio < 3 for ratio in ratios)
+    assert not any("host" in str(prediction) for _, prediction, _ in found)
     assert own["rms_norm_grad", "2048x4096"] == "24.6"
     assert own["rms_norm_grad", "8192x5120"] == ""
-    assert last[0] == "all 3"
-    assert sorted(float(row[5]) for row in rows)[1] == float(last[5].partition(" (")[0])
+    *limiters, last = model.by_limiter(found)
+    assert sum(int(row[1]) for row in limiters) == int(last[1]) == 3
+    assert last[2].startswith(f"{ratios[1]:.2f} (")
 
 
 def test_the_page_has_what_the_records_measured():
