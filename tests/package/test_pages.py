@@ -23,6 +23,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FENCE = r"^```([^\n]*)\n(.*?)^```"
 # Code that needs a framework, ranks or devices, and what runs it.
 RUN_ELSEWHERE = {
+    "docs/gpu.md": {"tests/gpu/test_pages.py": 1},
     "docs/frameworks.md": {"tests/interop/test_examples.py": 2},
     "docs/jax.md": {"tests/interop/test_gradkit_jax.py": 5},
     "docs/torch.md": {"tests/interop/test_gradkit_torch_page.py": 10},
@@ -145,12 +146,13 @@ def test_readme_takes_three_minutes():
     assert 300 < len(" ".join(lines).split()) < 3 * 230
 
 
-def test_pictures_say_what_the_readme_says_of_them():
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "tutorial.md"], ids=relative)
+def test_pictures_say_what_a_page_says_of_them(page):
     """`make pictures` writes it into the file."""
-    pictures = re.findall(r"^!\[(.*)\]\((.*\.png)\)", README.read_text(), re.MULTILINE)
+    pictures = re.findall(r"^!\[(.*)\]\((.*\.png)\)", page.read_text(), re.MULTILINE)
     assert pictures
     for said, file in pictures:
-        assert said.encode() in (ROOT / file).read_bytes()
+        assert said.encode() in (page.parent / file).read_bytes()
 
 
 def test_the_picture_has_every_directory():
