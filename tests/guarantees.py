@@ -10,9 +10,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "guarantees.md"
-ITEM = re.compile(r"^- \*\*(.+?)\.?\*\*(?:.*\n)(?:  (?!Tests:).*\n)*", re.MULTILINE)
+ITEM = re.compile(r"^- \*\*(.+?)\.?\*\*(?:.*\n)(?:  (?!<details>).*\n)*", re.MULTILINE)
 ROW = re.compile(r"^(\| (.+?) \| .+? \| ).*", re.MULTILINE)
-_TESTS = re.compile(r"  Tests: `.*`(?:,\n  `.*`)*\n")
+_FOLDED = "<details><summary>Tests</summary>"
+_TESTS = re.compile(rf"  {_FOLDED}\n(?:.*\n)*?  </details>\n")
 
 
 def marked():
@@ -39,10 +40,11 @@ def written(page, tests):
     text, rule, table = _TESTS.sub("", page).partition("\n|---")
 
     def item(match):
-        return match[0] + "  Tests: " + ",\n  ".join(tests[match[1]]) + "\n"
+        listed = ",\n  ".join(tests[match[1]])
+        return f"{match[0]}  {_FOLDED}\n\n  {listed}\n\n  </details>\n"
 
     def row(match):
-        return match[1] + ", ".join(tests[match[2]]) + " |"
+        return f"{match[1]}{_FOLDED}{', '.join(tests[match[2]])}</details> |"
 
     return ITEM.sub(item, text) + rule + ROW.sub(row, table)
 
