@@ -59,7 +59,7 @@ def main() -> int:
             _fail(run, "what is measured once", error)
     run["load"].append(os.getloadavg()[0])
     run["seconds"] = round(time.monotonic() - start)
-    print(report.table(run), report.targets(run), sep="\n\n")
+    print(report.table(run), report.walls(run), report.targets(run), sep="\n\n")
     if kept:
         report.write(run, path)
         print(f"\nwritten: {path}\nto publish it: make bench-record RUN={path}")

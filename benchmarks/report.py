@@ -121,12 +121,10 @@ def table(run: Run) -> str:
     names = _peers(run["cases"])
     head = ["operation", "shape", "dtype", "ms", "quartiles", "GB/s", "of copy"]
     head += [f"{name} ms (ratio)" for name in names]
-    walls = [OURS, *names] if any(case.get("wall_ms") for case in run["cases"]) else []
-    head += [f"{name} wall ms".removeprefix(f"{OURS} ") for name in walls]
-    return markdown([*head, "others"], [_row(case, names, walls) for case in run["cases"]])
+    return markdown([*head, "others"], [_row(case, names) for case in run["cases"]])
 
 
-def _row(case: Mapping[str, Any], names: Sequence[str], walls: Sequence[str]) -> list[str]:
+def _row(case: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     low, own, high = case["ms"][OURS]
     row = [case["operation"], case["shape"], case["dtype"], f"{own:.4g}", f"{low:.3g}-{high:.3g}"]
     fractions = case.get("copy")
@@ -139,9 +137,20 @@ def _row(case: Mapping[str, Any], names: Sequence[str], walls: Sequence[str]) ->
         ratio = f"{case['ratio'][name][1]:.2f}x"
         faster = case["ratio"][name][1] < 1 and not name.startswith(OURS) and name != LAUNCH
         row.append(f"{case['ms'][name][1]:.4g} ({f'**{ratio}**' if faster else ratio})")
-    found = case.get("wall_ms", {})
-    row += [f"{found[name]:.4g}" if name in found else "" for name in walls]
     return [*row, f"{case['others']:.1f}" if "others" in case else ""]
+
+
+def walls(run: Run) -> str:
+    """Return one row per case: the time of a call, of many in a row; "" if there are none."""
+    cases = [case for case in run["cases"] if case.get("wall_ms")]
+    names = [OURS, *_peers(cases)]
+    rows = [
+        [case["operation"], case["shape"], case["dtype"]]
+        + [f"{case['wall_ms'][name]:.4g}" if name in case["wall_ms"] else "" for name in names]
+        for case in cases
+    ]
+    head = ["wall ms of", "shape", "dtype", *names]
+    return markdown(head, rows) if rows else ""
 
 
 def in_readme(run: Run) -> str:
@@ -235,7 +244,8 @@ def page(run: Run, pictures: Sequence[str], cases: str) -> str:
 def cases_page(run: Run, about: str) -> str:
     """Return the page of a run's cases; ``about`` is the run's own page, relative to it."""
     said = f"Every case of [this run]({about}), whose page explains the columns."
-    return f"# Cases: {heading(run)}\n\n{said}\n\n{table(run)}\n"
+    parts = [f"# Cases: {heading(run)}", said, table(run), walls(run)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def plots(run: Run, stem: Path) -> list[Path]:
