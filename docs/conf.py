@@ -13,6 +13,7 @@ import gradkit
 HERE = Path(__file__).resolve().parent
 EXTENSIONS = str(HERE / "_ext")
 sys.path.insert(0, EXTENSIONS)
+
 # The gallery runs in separate processes, which find the style of its figures there.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [EXTENSIONS, os.getenv("PYTHONPATH")]))
 
@@ -32,6 +33,7 @@ extensions = [
     "beyond_docs",
     "docstrings",
     "every_public_name",
+    "gradkit_names",
     "mathml",
     "outside_names",
 ]

@@ -14,6 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import gradkit
+
 if "GRADKIT_SITE" not in os.environ:
     pytest.skip("`make docs` builds what is read here", allow_module_level=True)
 
@@ -22,6 +24,7 @@ SITE = Path(os.environ["GRADKIT_SITE"]).resolve()
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 from public_names import public_names  # noqa: E402
 
+TEXTS = "a", "code", "h1", "h2", "h3", "h4", "pre"
 PAGES = sorted(path for path in SITE.rglob("*.html") if path.parent.name != "_static")
 MINIMAL = """
 import sys
@@ -39,21 +42,33 @@ suppress_warnings = ["myst.xref_missing"]
 
 
 class Page(HTMLParser):
-    """What a page links to, what it loads, and what can be linked to in it."""
+    """What a page links to, what it loads, what can be linked to in it, and code without a link."""
 
     def __init__(self, path):
         super().__init__()
         self.links, self.loaded, self.ids, self.highlighted = [], [], set(), 0
+        self.unlinked, self._open = [], []
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
+        if tag in TEXTS:
+            self._open.append(tag)
+            self.unlinked += [""] * (self._open == ["code"])
         self.ids |= {attrs[key] for key in ("id", "name") if attrs.get(key)}
         self.highlighted += "highlight" in (attrs.get("class") or "").split()
         if tag == "a" and attrs.get("href"):
             self.links.append(attrs["href"])
         elif tag in ("script", "img", "link") and not {"canonical", "search"} & {attrs.get("rel")}:
             self.loaded += [attrs[key] for key in ("src", "href") if attrs.get(key)]
+
+    def handle_endtag(self, tag):
+        if tag in TEXTS:
+            self._open.pop()
+
+    def handle_data(self, data):
+        if self._open == ["code"]:
+            self.unlinked[-1] += data
 
 
 @cache
@@ -106,6 +121,30 @@ def test_every_internal_link_leads_somewhere():
             ):
                 broken.append(f"{path.relative_to(SITE)}: {link}")
     assert broken == []
+
+
+OWN = [
+    path
+    for path in PAGES
+    if re.match(r"docs/(generated/gallery/)?\w+\.", str(path.relative_to(SITE)))
+]
+OF_OTHERS = {"functions", "jax", "migration", "torch"}  # with columns of other libraries' names
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
+def test_public_names_in_the_text_lead_to_the_reference(path):
+    names = {*public_names()}
+    if path.stem not in OF_OTHERS:
+        names |= {name.removeprefix("gradkit.") for name in names if name.count(".") == 1}
+    assert len(OWN) > 30
+    assert [code for code in page(path).unlinked if code.removesuffix("()") in names] == []
+
+
+def test_the_table_of_functions_leads_to_each():
+    links = page(SITE / "docs" / "functions.html").links
+    for name in gradkit.__all__:
+        if not name.endswith("Error"):
+            assert f"generated/reference/gradkit.{name}.html#gradkit.{name}" in links
 
 
 @pytest.mark.parametrize("inventory", sorted(ROOT.glob("docs/inventories/*")), ids=lambda p: p.stem)
