@@ -13,6 +13,7 @@ import gradkit
 HERE = Path(__file__).resolve().parent
 EXTENSIONS = str(HERE / "_ext")
 sys.path.insert(0, EXTENSIONS)
+import figures  # noqa: E402
 
 # The gallery runs in separate processes, which find the style of its figures there.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [EXTENSIONS, os.getenv("PYTHONPATH")]))
@@ -33,6 +34,7 @@ extensions = [
     "beyond_docs",
     "docstrings",
     "every_public_name",
+    "figures_first",
     "gradkit_names",
     "mathml",
     "outside_names",
@@ -105,6 +107,8 @@ sphinx_gallery_conf = {
     "parallel": 2,
     "plot_gallery": True,
     "remove_config_comments": True,
+    "capture_repr": (),
+    "image_scrapers": (figures.scraper,),
     "reset_modules": ("matplotlib", "figures.dress"),
     "show_memory": False,
     "write_computation_times": False,
@@ -139,7 +143,10 @@ html_theme_options = {
 }
 # A section of one page needs no navigation within the section.
 ALONE = "distributed faq guarantees guide index install migration numerics performance tutorial"
-html_sidebars = {f"docs/{name}": [] for name in ALONE.split()} | {"docs/generated/gallery/*": []}
+html_sidebars = {f"docs/{name}": [] for name in ALONE.split()} | {
+    "docs/generated/gallery/*": [],
+    "docs/records/*": [],
+}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_copy_empty_lines = False  # where results were removed

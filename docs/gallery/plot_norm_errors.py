@@ -60,7 +60,7 @@ for (name, values), (line, colour) in zip(errors.items(), STYLES, strict=True):
     axes.loglog(magnitudes, values, line, color=colour, label=name, linewidth=2)
 axes.set_xlabel("standard deviation of the gradient's elements")
 axes.set_ylabel("relative error of the norm")
-axes.legend(frameon=False, loc="lower center")
+axes.legend(frameon=False, loc="upper center")
 axes.set_title("Norm of 10,000 float32 numbers")
 
 # %%

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from matplotlib.figure import Figure
 
 import gradkit
 
@@ -22,6 +23,7 @@ if "GRADKIT_SITE" not in os.environ:
 ROOT = Path(__file__).parents[2]
 SITE = Path(os.environ["GRADKIT_SITE"]).resolve()
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+from figures import under_legends  # noqa: E402
 from public_names import public_names  # noqa: E402
 
 TEXTS = "a", "code", "h1", "h2", "h3", "h4", "pre"
@@ -197,7 +199,18 @@ def test_the_gallery_was_run():
     assert scripts
     for script in scripts:
         html = (SITE / "docs/generated/gallery" / f"{script.stem}.html").read_text()
-        assert re.search(rf"_images/sphx_glr_{script.stem}_001", html), script
+        figure = re.search(rf"_images/sphx_glr_{script.stem}_001", html)
+        assert figure.start() < html.index('<div class="highlight'), script
+        assert "Text(0" not in html
+
+
+def test_a_legend_over_a_line_is_found():
+    """As the build does, which fails then."""
+    axes = Figure().subplots()
+    axes.plot([0, 1], label="under")
+    axes.plot([1, 0], label="beside")
+    axes.legend(loc="lower left")
+    assert under_legends(axes.figure) == ["under"]
 
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "docs" / "gallery").glob("plot_*.py"))
