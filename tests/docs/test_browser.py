@@ -32,6 +32,7 @@ PAGES = {
     "function": "docs/generated/reference/gradkit.clip_grad_norm.html",
     "concept": "docs/reference/row-norms.html",
     "gallery": "docs/generated/gallery/plot_norm_errors.html",
+    "record": "docs/records/nvidia-h200-cases.html",
 }
 SEARCHES = {
     "clip_grad_norm": "gradkit.clip_grad_norm.html",
@@ -44,18 +45,23 @@ SEARCHES = {
 LOOKS = PAGES | {"search": "search.html?q=gradient+clipping"}
 # A page in a frame as wide as a screen, since Chromium's windows have a least width. The title says
 # by how much the page, or what it says, is wider; code and formulas scroll by themselves, tables on
-# a phone. It then names the pictures that are missing.
+# a phone. It then names the pictures that are missing, and the columns beside the text that are
+# empty.
 FRAME = """<!DOCTYPE html><title>not loaded</title><style>body {{ margin: 0 }}</style>
 <iframe src="/{path}" width="{width}" height="1400" style="border: 0" onload="
 const page = this.contentDocument;
-const texts = [...page.querySelectorAll('article :is(p, dt, dd, td, h1, h2)')].filter(
+const texts = [...page.querySelectorAll('article :is(p, dt, dd, td, h1, h2, code)')].filter(
     text => !text.closest('pre, .math, .pst-scrollable-table-container'));
 const edges = texts.map(text => text.getBoundingClientRect().right);
 const tables = [...page.querySelectorAll('.pst-scrollable-table-container')].map(
     table => {width} < 1000 ? 0 : {width} + table.scrollWidth - table.clientWidth);
 const widest = Math.max(page.documentElement.scrollWidth, ...edges, ...tables);
 const missing = [...page.images].filter(image => image.complete && !image.naturalWidth);
-document.title = 'wider by ' + Math.floor(widest - {width}) + '; ' + missing.map(i => i.src);
+const columns = [...page.querySelectorAll('.bd-sidebar-primary, .bd-sidebar-secondary')];
+const empty = columns.filter(
+    column => {width} > 1000 && column.checkVisibility() && !column.querySelector('nav a'));
+document.title = 'wider by ' + Math.floor(widest - {width}) + '; '
+    + [...missing.map(image => image.src), ...empty.map(column => 'empty ' + column.className)];
 "></iframe>"""
 # Presses the first copy button; the title is what would be in the clipboard.
 COPYING = """<!DOCTYPE html><title>not copied</title>
@@ -163,7 +169,7 @@ def test_every_page_fits_a_phone_and_a_screen(address, tmp_path, page, width):
 
 
 def excess(tmp_path, url, size):
-    """By how many pixels a framed page is wider than its frame; a missing picture fails."""
+    """By how many pixels a framed page is wider than its frame; what is missing or empty fails."""
     html = chromium(tmp_path, url, size, "--dump-dom")
     wider, missing = re.search(r"<title>wider by (-?\d+); (.*)</title>", html).groups()
     assert missing == ""
@@ -175,7 +181,9 @@ def excess(tmp_path, url, size):
     [
         ("<script>undefined_name()</script>", "ReferenceError"),
         ("<img src='/no.png'>", "no.png"),
+        ("<p>x</p><div class='bd-sidebar-secondary'><p></p></div>", "empty"),
         ("<p style='width: 1500px'>x</p>", "wider"),
+        ("<p style='overflow: hidden'><code style='padding: 0 800px'>x</code></p>", "wider"),
         (
             "<div class='pst-scrollable-table-container' style='overflow: auto'>"
             "<table style='width: 1500px'><tr><td>x</table></div>",
