@@ -161,10 +161,10 @@ def _ratio(run: report.Run) -> str:
     return _filled(
         f"**Fast on large arrays.** On {report.machine_name(run)}, the gradient of layer norm of "
         f"8192 x 1024 float32 takes {case['ms']['gradkit'][1]:.2g} ms, and "
-        f"{case['ratio']['torch'][1]:.2g} times as long in PyTorch. On PyTorch's tensors small "
-        f"norms cost more than they give: a pass of a small GPT takes {ours} ms with "
-        f"`gradkit.torch`'s, {torch} ms with PyTorch's. [Performance](docs/performance.md) has "
-        "the rest, also where gradkit is slower."
+        f"{case['ratio']['torch'][1]:.2g} times as long in PyTorch. Small norms of PyTorch's "
+        "tensors are slower than PyTorch's own: a forward and backward pass of a small GPT takes "
+        f"{ours} ms with those of `gradkit.torch`, {torch} ms without. "
+        "[Performance](docs/performance.md) lists where gradkit is slower."
     )
 
 
