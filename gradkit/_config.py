@@ -93,7 +93,9 @@ def set_num_threads(count: int) -> None:
     ----------
     count : int
         From 1 to 4096; the calling thread counts, and no call uses more threads than it has
-        parts for. Applies to all later calls, in every thread of the process.
+        parts for. Applies to all later calls, in every thread of the process. On Linux, once a
+        tensor of PyTorch was passed, calls work on PyTorch's threads: at most
+        ``torch.get_num_threads()``.
 
     Raises
     ------

@@ -50,6 +50,7 @@ class Torch(Framework):
         own = kind is torch.Tensor or kind is torch.nn.Parameter
         if own:
             _describing()  # from now on compiled code knows tensors
+            _share_threads()
         return own
 
     def in_its_words(self, said: str) -> str:
@@ -252,6 +253,21 @@ def _describing() -> Any:
         return None
     views = partial(Torch().views, write=False)
     return code if code.use_tensors(torch.Tensor, torch.nn.Parameter, functions, views) else None
+
+
+@cache
+def _share_threads() -> None:
+    """Have compiled code work on the threads that PyTorch has of OpenMP, if it has such.
+
+    They stay awake for milliseconds after each of its loops, and ours would wait for a processor.
+    """
+    names = "GOMP_parallel", "omp_get_thread_num", "omp_get_max_threads"
+    if _host.code is None or sys.platform != "linux":
+        return
+    library = ctypes.CDLL(sys.modules["torch"]._C.__file__)  # and all that it is linked with
+    if all(hasattr(library, name) for name in names):
+        found = [ctypes.cast(library[name], ctypes.c_void_p).value for name in names]
+        _host.code.use_openmp(*found)
 
 
 _numbers: dict[Any, Any] = {}

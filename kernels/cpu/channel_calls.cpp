@@ -1017,22 +1017,14 @@ private:
 // What threads share: `work(item, slot)`.
 template <typename F> class Work : public Items {
 public:
-    Work(const ChannelCall& call, F work) : call_(call), work_(work) {}
+    Work(const ChannelCall& call, F work) : Items(*call.patience), work_(work) {}
 
     void work(i64 item, int slot) override {
         work_(item, slot);
         std::atomic_thread_fence(std::memory_order_seq_cst);  // what was streamed is written by now
     }
 
-    bool given_up() override {
-        const auto now = std::chrono::steady_clock::now();
-        if (now - *call_.asked < PATIENCE) return false;
-        *call_.asked = now;
-        return call_.given_up();
-    }
-
 private:
-    const ChannelCall& call_;
     F work_;
 };
 

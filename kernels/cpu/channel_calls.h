@@ -2,11 +2,10 @@
 
 #pragma once
 
-#include <chrono>
-
 #include "channels.h"
 #include "lists.h"
 #include "numbers.h"
+#include "pool.h"
 
 // An array at any strides.
 struct View {
@@ -26,8 +25,7 @@ struct ChannelCall {
     const ChannelKernels<double>* f64;
     const ListKernels* lists;
     int threads;
-    bool (*given_up)();  // asked now and then by the calling thread
-    std::chrono::steady_clock::time_point* asked;  // when it was, of all slices
+    Patience* patience;  // of all slices
 
     Reads reads;
     Writes writes;

@@ -46,10 +46,10 @@ struct Piece {
     i64 from, count;
 };
 
-class Pieces : public Patient {
+class Pieces : public Items {
 public:
-    Pieces(AddExactly add, int order, int rows)
-        : Patient(interrupted), add_(add), order_(order), rows_(rows) {}
+    Pieces(AddExactly add, int order, int rows, Patience& patience)
+        : Items(patience), add_(add), order_(order), rows_(rows) {}
 
     void take(const Gradient& gradient) {
         for (i64 from = 0; from < gradient.count; from += PIECE) {
@@ -87,7 +87,8 @@ void exact_sums(
     nb::list rows, int count, nb::handle out
 ) {
     std::vector<std::unique_ptr<Gradient>> gradients;
-    Pieces pieces(kernel_of(instruction_set), order, count);
+    Patience patience(interrupted);
+    Pieces pieces(kernel_of(instruction_set), order, count, patience);
     for (size_t k = 0; k < arrays.size(); ++k) {
         const Dtype dtype = static_cast<Dtype>(nb::cast<int>(dtypes[k]));
         gradients.push_back(std::make_unique<Gradient>(arrays[k], dtype, nb::cast<int>(rows[k])));

@@ -111,7 +111,7 @@ public:
 
     Pieces(const List& list, const ListSetting& setting, i64 worth_threads = WORTH_THREADS)
         : list_(list),
-          given_up_(setting.given_up),
+          patience_(setting.patience),
           threads_(list.elements() < worth_threads ? 1 : setting.threads) {
         const i64 most = at_most(list.elements() / (TURNS * threads_), MOST_AT_ONCE);
         i64 taken = most;
@@ -164,8 +164,8 @@ public:
     // Calls visit(piece, entry's dtypes, addresses, elements), which may write to the sides WRITTEN.
     // Backwards, it begins with what a norm just before has left in the cache.
     template <int... WRITTEN, typename F> bool each(F visit, bool backwards = false) {
-        struct Visiting : Patient {
-            Visiting(Pieces& own, F& visit) : Patient(own.given_up_), own(own), visit(visit) {}
+        struct Visiting : Items {
+            Visiting(Pieces& own, F& visit) : Items(own.patience_), own(own), visit(visit) {}
             void work(i64 item, int slot) override {
                 for (i64 k = own.items_[item]; k < own.items_[item + 1]; ++k)
                     own.visit_one<WRITTEN...>(k, slot, visit);
@@ -218,7 +218,7 @@ private:
     }
 
     const List& list_;
-    bool (*given_up_)();
+    Patience& patience_;
     int threads_;
     std::vector<Piece> pieces_;
     std::vector<i64> items_;  // the first piece of each, and their end
@@ -350,10 +350,10 @@ bool part_of_all(const List& list, const ListSetting& setting, double p, Part& p
 namespace {
 
 // Blocks of the units of some arrays, of which each is summed up by one thread.
-class UnitBlocks : public Patient {
+class UnitBlocks : public Items {
 public:
     UnitBlocks(const std::vector<Units>& arrays, const ListSetting& setting, double p, bool mean)
-        : Patient(setting.given_up), arrays_(arrays), kernels_(setting.kernels), p_(p), mean_(mean) {
+        : Items(setting.patience), arrays_(arrays), kernels_(setting.kernels), p_(p), mean_(mean) {
         i64 elements = 0;
         bool gaps = false;
         ends_.reserve(arrays.size());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lists.h"
+#include "pool.h"
 
 // An array, or one that is broadcast to another's shape by strides of 0.
 struct Side {
@@ -56,11 +57,11 @@ struct Units {
     double* norms;
 };
 
-// How a call is computed. `given_up`: asked now and then by the calling thread, unless it is null.
+// How a call is computed.
 struct ListSetting {
     const ListKernels& kernels;
     int threads;
-    bool (*given_up)();
+    Patience& patience;
 };
 
 // What is summed up for the norm of each array. False if it was given up.

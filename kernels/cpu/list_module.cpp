@@ -65,13 +65,15 @@ private:
 // given up.
 template <typename F> void compute(i64 elements, int threads, bool writes, F run) {
     if (elements < WORTH_RELEASING) {
-        run(ListSetting{list_kernels(), 1, nullptr});
+        Patience patience(nullptr);
+        run(ListSetting{list_kernels(), 1, patience});
         return;
     }
     bool done = true;
+    Patience patience(writes ? nullptr : interrupted);
     {
         const WithoutGil released;
-        done = run(ListSetting{list_kernels(), threads, writes ? nullptr : interrupted});
+        done = run(ListSetting{list_kernels(), threads, patience});
     }
     if (!done) throw nb::python_error();
 }

@@ -122,15 +122,19 @@ private:
 // From so many elements on, other Python threads may run meanwhile.
 constexpr i64 WORTH_RELEASING = 1 << 12;
 
-// Makes a call on so many elements of arrays such as `data`; run(given_up) is false if it was given
+// Makes a call on so many elements of arrays such as `data`; run(patience) is false if it was given
 // up. XLA's threads have no lock of Python's.
 template <typename F> void compute(i64 elements, const Memory& data, F run) {
-    bool done;
     if (elements < WORTH_RELEASING || !data.of_python()) {
-        done = run([] { return false; });
-    } else {
+        Patience patience(nullptr);
+        run(patience);
+        return;
+    }
+    bool done;
+    {
         const WithoutGil released;
-        done = run(interrupted);
+        Patience patience(interrupted);
+        done = run(patience);
     }
     if (!done) throw nb::python_error();
 }
@@ -161,8 +165,8 @@ template <typename C, typename... Further> void compute(
     bool (*run)(const Setting&, C, Further...), Setting setting, const Memory& data, const C& call,
     Further... further
 ) {
-    compute(setting.rows * call.width, data, [&](bool (*given_up)()) {
-        setting.given_up = given_up;
+    compute(setting.rows * call.width, data, [&](Patience& patience) {
+        setting.patience = &patience;
         return run(setting, call, further...);
     });
 }
@@ -285,10 +289,8 @@ public:
     Numbers running(const Memory& memory) const { return numbers_of(digit(4), memory); }
 
     void compute_on(const Memory& data) {
-        compute(length_of(data.buffer(), 0, data.buffer().ndim), data, [&](bool (*given_up)()) {
-            auto asked = std::chrono::steady_clock::now();
-            call.given_up = given_up;
-            call.asked = &asked;
+        compute(length_of(data.buffer(), 0, data.buffer().ndim), data, [&](Patience& patience) {
+            call.patience = &patience;
             call.channels = call.x.axes.at[call.axis].length;
             return run_channels(call);
         });
@@ -370,7 +372,7 @@ void move_running(
     const Statistics now = {numbers_of(own, present), numbers_of(own, present_var)};
     const Statistics batch = {numbers_of(F64, mean_), numbers_of(F64, var_)};
     const Statistics moved = {numbers_of(own, next), numbers_of(own, next_var_)};
-    compute(now.mean.inner.length, present, [&](bool (*)()) {
+    compute(now.mean.inner.length, present, [&](Patience&) {
         move_statistics(list_kernels(), now, batch, count, momentum, moved);
         return true;
     });
@@ -383,7 +385,7 @@ void combine(Given means, Given variances, Given counts, Given mean, Given var, 
     const Statistics all = {numbers_of(F64, mean_), numbers_of(F64, var_)};
     const Numbers of_ranks = numbers_of(F64, counts_), total = numbers_of(F64, count_);
     const i64 channels = all.mean.inner.length;
-    compute(channels * of_ranks.inner.length, means_, [&](bool (*)()) {
+    compute(channels * of_ranks.inner.length, means_, [&](Patience&) {
         set_number(total, 0, combine_statistics(ranks, channels, of_ranks, all));
         return true;
     });
@@ -424,6 +426,7 @@ NB_MODULE(compiled, module) {
     module.def("use_instruction_set", &use_instruction_set);
     module.def("calls_of", &calls_of);
     module.def("use_threads", &use_threads);
+    module.def("use_openmp", &use_openmp);
     module.attr("xla_handlers") = nb::dict();
     // Numbers, and arrays that may be absent.
     const auto n = nb::arg();

@@ -43,22 +43,32 @@ struct Job {
     bool backwards;
     Share share[MOST_SHARES];
     std::atomic<bool> alone{false};  // whether only the caller takes further items
+    std::atomic<bool> paused{false};  // whether nobody does: the caller is to ask for patience
+    bool on_others = false;           // whether it works on threads of OpenMP
     bool given_up = false;
 
     void drain(int slot) {
         for (int k = 0; k < count; ++k) drain(share[(slot + k) % count], slot);
     }
 
+    // Asked by the caller between items.
+    void ask() {
+        if (given_up || !items.patience.is_over()) return;
+        given_up = true;
+        for (int k = 0; k < count; ++k)
+            share[k].next.store(share[k].end, std::memory_order_relaxed);
+    }
+
 private:
     void drain(Share& own, int slot) {
-        while (slot == 0 || !alone.load(std::memory_order_relaxed)) {
+        while (!paused.load(std::memory_order_relaxed)) {
+            if (slot != 0 && alone.load(std::memory_order_relaxed)) return;
             const i64 next = own.next.fetch_add(1, std::memory_order_relaxed);
             if (next >= own.end) return;
             items.work(backwards ? own.begin + own.end - 1 - next : next, slot);
-            if (slot != 0 || !items.given_up()) continue;
-            given_up = true;
-            for (int k = 0; k < count; ++k)
-                share[k].next.store(share[k].end, std::memory_order_relaxed);
+            if (slot != 0) continue;
+            if (!on_others) ask();
+            else if (items.patience.is_due()) paused = true;
         }
     }
 };
@@ -71,11 +81,65 @@ template <typename F> void stay_awake(F until) {
     while (!until() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
 }
 
+// The functions of an OpenMP runtime.
+struct OpenMp {
+    void (*parallel)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
+    int (*number)();  // of a thread, from 0 on, the caller's
+    int (*most)();    // threads that loops of this thread have
+};
+
+std::atomic<const OpenMp*> others{nullptr};
+
+// Works on OpenMP's threads for as long as they are there: a child of a fork has none of them, and what
+// forks may be the answer to a question. So those wait until all threads have come together.
+void run_on_others(Job& job) {
+    job.on_others = true;
+    while (const OpenMp* const found = others.load()) {
+        struct Region {
+            const OpenMp& openmp;
+            Job& job;
+        } region = {*found, job};
+        job.paused = false;
+        job.items.patience.hold(true);
+        // All of its threads: it ends those that are not asked for.
+        found->parallel([](void* data) {
+            const Region& own = *static_cast<Region*>(data);
+            const int slot = own.openmp.number();
+            if (slot >= own.job.count) return;
+            const DefaultEnvironment environment;
+            own.job.drain(slot);
+        }, &region, 0, 0);
+        job.items.patience.hold(false);
+        job.ask();
+        if (!job.paused) return;
+    }
+    job.on_others = job.paused = false;
+    job.drain(0);
+}
+
 class Pool {
 public:
     // False if another call is in progress.
     bool run(Job& job, int helpers) {
         if (busy_.test_and_set(std::memory_order_acquire)) return false;
+        if (others.load()) run_on_others(job);
+        else run_on_own(job, helpers);
+        busy_.clear(std::memory_order_release);
+        return true;
+    }
+
+    // Around a fork: no thread but a caller's is in the middle of an item, or will begin one.
+    void hold() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        wanted_ = 0;
+        if (job_) job_->alone = true;
+        done_.wait(lock, [&] { return working_ == 0; });
+        lock.release();
+    }
+    void let_go() { mutex_.unlock(); }
+
+private:
+    void run_on_own(Job& job, int helpers) {
         start(helpers);
         {
             std::lock_guard<std::mutex> lock(mutex_);
@@ -95,21 +159,8 @@ public:
             done_.wait(lock, [&] { return working_ == 0; });
             job_ = nullptr;
         }
-        busy_.clear(std::memory_order_release);
-        return true;
     }
 
-    // Around a fork: no thread but a caller's is in the middle of an item, or will begin one.
-    void hold() {
-        std::unique_lock<std::mutex> lock(mutex_);
-        wanted_ = 0;
-        if (job_) job_->alone = true;
-        done_.wait(lock, [&] { return working_ == 0; });
-        lock.release();
-    }
-    void let_go() { mutex_.unlock(); }
-
-private:
     void start(int helpers) {
 #ifndef _WIN32
         // Signals are for the threads that Python knows.
@@ -180,13 +231,29 @@ const int registered = pthread_atfork(
     [] {
         if (held) held->let_go();
         pool.store(nullptr);
+        others.store(nullptr);
     }
 );
 #endif
 
 }  // namespace
 
+void use_openmp(size_t parallel, size_t number, size_t most) {
+    static OpenMp found;  // those of one library
+    if (parallel)
+        found = {
+            reinterpret_cast<decltype(found.parallel)>(parallel),
+            reinterpret_cast<decltype(found.number)>(number),
+            reinterpret_cast<decltype(found.most)>(most),
+        };
+    others.store(parallel ? &found : nullptr);
+}
+
 bool share_out(Items& items, i64 count, int threads, bool backwards) {
+    if (const OpenMp* const found = others.load()) {
+        const int theirs = found->most();
+        if (theirs < threads) threads = theirs;
+    }
     const i64 most = count < threads ? count : threads;
     const int shares = most < 1 ? 1 : most > MOST_SHARES ? MOST_SHARES : static_cast<int>(most);
     Job job(items, count, shares, backwards);

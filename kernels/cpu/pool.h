@@ -6,34 +6,41 @@
 
 #include "arrays.h"
 
-// Between questions whether to give up.
-constexpr std::chrono::milliseconds PATIENCE(50);
+// Whether a call is to be given up, which its thread asks now and then. The answer may run Python, a
+// signal handler that forks among others.
+class Patience {
+public:
+    typedef bool (*Question)();  // null: nobody gives up
+    typedef std::chrono::steady_clock Clock;
+
+    explicit Patience(Question ask, Clock::duration between = std::chrono::milliseconds(50))
+        : ask_(ask), between_(between), asked_(ask ? Clock::now() : Clock::time_point()) {}
+
+    bool is_over() {
+        if (!is_due() || held_) return over_;
+        asked_ = Clock::now();
+        return over_ = ask_();
+    }
+    bool is_due() const { return ask_ && !over_ && Clock::now() - asked_ >= between_; }
+
+    // Whether questions wait.
+    void hold(bool held) { held_ = held; }
+
+private:
+    Question ask_;
+    Clock::duration between_;
+    Clock::time_point asked_;
+    bool over_ = false, held_ = false;
+};
 
 // The items of one call. `slot`: which thread works, from 0 on, the caller's.
 class Items {
 public:
+    explicit Items(Patience& patience) : patience(patience) {}
     virtual ~Items() = default;
     virtual void work(i64 item, int slot) = 0;
-    // Asked by the calling thread after each item: whether the rest is not to be done.
-    virtual bool given_up() { return false; }
-};
 
-// Items of a call that `given_up` may end, unless it is null.
-class Patient : public Items {
-public:
-    explicit Patient(bool (*given_up)()) : given_up_(given_up) {}
-
-    bool given_up() override {
-        if (!given_up_) return false;
-        const auto now = std::chrono::steady_clock::now();
-        if (now - asked_ < PATIENCE) return false;
-        asked_ = now;
-        return given_up_();
-    }
-
-private:
-    bool (*given_up_)();
-    std::chrono::steady_clock::time_point asked_ = std::chrono::steady_clock::now();
+    Patience& patience;
 };
 
 // Works on items 0 to `count` - 1 on at most so many threads; on fewer if the system gives no more,
@@ -41,3 +48,9 @@ private:
 // the same in each call: the next one finds its data in the thread's cache. `backwards`: from the end
 // of a share on. Returns false if it was given up.
 bool share_out(Items& items, i64 count, int threads, bool backwards = false);
+
+// From now on calls work on the threads that another library of this process has of OpenMP: those stay
+// awake for milliseconds after each of its loops, and threads beside them wait for a processor. The
+// addresses are those of GOMP_parallel, omp_get_thread_num and omp_get_max_threads; of 0, calls have
+// threads of their own again.
+void use_openmp(size_t parallel, size_t number, size_t most);

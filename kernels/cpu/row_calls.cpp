@@ -52,7 +52,8 @@ Memory memory(i64 bytes) {
 class Call : public Items {
 public:
     Call(const Setting& setting, Rows& rows)
-        : setting(setting),
+        : Items(*setting.patience),
+          setting(setting),
           kernels(setting.kernels[rows.dtype == F64]),
           threads(threads_for(setting, setting.rows * rows.width)),
           rows_(rows),
@@ -72,13 +73,6 @@ public:
         if (!there) room += bytes;
         kernels.widen(rows.bias, 0, rows.width, room);
         rows.whole_bias = room;
-    }
-
-    bool given_up() override {
-        const auto now = std::chrono::steady_clock::now();
-        if (stopped_ || now - asked_ < PATIENCE) return stopped_;
-        asked_ = now;
-        return stopped_ = setting.given_up();
     }
 
 protected:
@@ -109,8 +103,6 @@ private:
     const Rows& rows_;
     i64 scratch_bytes_;
     Memory scratch_, parameters_;
-    std::chrono::steady_clock::time_point asked_ = std::chrono::steady_clock::now();
-    bool stopped_ = false;
 };
 
 // Rows that do not depend on one another: `work(call, begin, end, scratch)`.
@@ -182,7 +174,7 @@ public:
                 call_, row, at_most(row + run_, end), from, dscale_ ? of_product : nullptr,
                 dbias_ ? of_dy : nullptr, scratch(slot)
             );
-            if (slot == 0 && given_up()) return;
+            if (slot == 0 && patience.is_over()) return;
         }
         if (in_scratch_) store(kernels, room(slot, PRODUCTS), room(slot, GRADIENTS), from);
         else if (windows_ > 1) store(setting.kernels[1], of_product, of_dy, from);

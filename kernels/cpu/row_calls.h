@@ -2,14 +2,15 @@
 
 #pragma once
 
+#include "pool.h"
 #include "rows.h"
 
-// What all calls say. `given_up`: asked now and then by the calling thread.
+// What all calls say.
 struct Setting {
     const RowKernels* kernels;  // of the instruction set
     i64 rows;
     int threads;
-    bool (*given_up)();
+    Patience* patience;
 };
 
 // Each returns false if it was given up. They throw nothing but std::bad_alloc, before they write.

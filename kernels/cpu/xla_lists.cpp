@@ -41,7 +41,8 @@ List those(const XlaCall& call, i64 first, i64 count, const i64* chosen, bool wa
 
 ListSetting setting_of(const List& list) {
     const int threads = list.elements() < WORTH_THREADS ? 1 : threads_to_use();
-    return {list_kernels(), threads, nullptr};
+    static thread_local Patience endless(nullptr);
+    return {list_kernels(), threads, endless};
 }
 
 void scale_by(const List& list, double factor) {

@@ -22,6 +22,7 @@ from gradkit._numpy import floating_point
 from tests import steps
 from tests.backends import Backend
 from tests.bad_input.arguments import Factory, good, named
+from tests.cpu.openmp import NEEDS_OPENMP
 from tests.cpu.test_threads import flushing
 from tests.layouts import LAYOUTS
 from tests.operations import leaves, of
@@ -262,10 +263,18 @@ def test_sums_are_rounded_to_16_bits_once(dtype):
     platform.machine() != "x86_64" or floating_point.current() is None,
     reason="where the flag is, is known on x86-64 alone",
 )
-@pytest.mark.parametrize("size", [16, 1 << 20])  # on one thread, and on four
-def test_subnormal_numbers_count_whatever_the_calling_thread_does(size):
+@pytest.mark.parametrize(  # on one thread, on four, and on four of OpenMP's
+    ("size", "threads_of"),
+    [
+        (16, "gradkit"),
+        (1 << 20, "gradkit"),
+        pytest.param(1 << 20, "openmp", marks=NEEDS_OPENMP),
+    ],
+    indirect=["threads_of"],
+)
+def test_subnormal_numbers_count_whatever_the_calling_thread_does(size, threads_of):
     """In each family of operations; afterwards that thread does what it did."""
-    gradkit.set_num_threads(4)
+    flushing(True, threads_of, 4)  # OpenMP's threads begin with what the calling one does
     x = np.full((size // 4, 4), 2e-39, np.float32)
     images, ones, zeros = x.reshape(4, 4, -1), np.ones(4, np.float32), np.zeros(4, np.float32)
     norm, two = 2e-39 * math.sqrt(size), 2 * x[0, 0]
@@ -821,9 +830,16 @@ CHANNELS = (
 )
 
 
-@pytest.mark.parametrize(("call", "bits"), [(ROWS, 24), (CHANNELS, 22)], ids=["rows", "channels"])
-def test_an_interrupt_ends_a_long_call(call, bits):
-    script = INTERRUPTED.replace("CALL", call).replace("BITS", str(bits))
+LONG_CALLS = {
+    "rows": (ROWS, 24, ""),
+    "channels": (CHANNELS, 22, ""),
+    "rows on OpenMP's threads": (ROWS, 24, "from tests.cpu import openmp; openmp.use(2)"),
+}
+
+
+@pytest.mark.parametrize(("call", "bits", "before"), LONG_CALLS.values(), ids=LONG_CALLS)
+def test_an_interrupt_ends_a_long_call(call, bits, before):
+    script = before + INTERRUPTED.replace("CALL", call).replace("BITS", str(bits))
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.endswith("done\n"), done.stderr

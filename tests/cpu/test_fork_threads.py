@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit import _host
 from tests import strategies as draw_
+from tests.cpu.openmp import BOTH
 from tests.operations import OPERATIONS, drawn
 from tests.tolerances import assert_all_same_bits
 
@@ -42,13 +44,12 @@ def work():
 
 
 @pytest.mark.guarantee("Any number of cores")
+@BOTH
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
-def test_the_number_of_cores_does_not_change_the_bits(workers):
-    expected, before = work(), gradkit.get_num_threads()
-    gradkit.set_num_threads(workers)
-    found = work()
-    gradkit.set_num_threads(before)
-    assert_all_same_bits(found, expected)
+def test_the_number_of_cores_does_not_change_the_bits(workers, threads_of):
+    expected = work()
+    threads_of(workers)
+    assert_all_same_bits(work(), expected)
 
 
 @pytest.mark.guarantee("Thread-safe")
@@ -100,14 +101,6 @@ def test_the_callers_error_state_is_not_ours(name, power, mixed, dtype, which):
         pool.submit(call).result()
 
 
-@pytest.fixture
-def three_threads():
-    count = gradkit.get_num_threads()
-    gradkit.set_num_threads(3)
-    yield
-    gradkit.set_num_threads(count)
-
-
 def forked():
     """Whose child ends in a minute, whatever it waits for."""
     child = os.fork()
@@ -134,43 +127,60 @@ QUIETLY = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
 @pytest.mark.guarantee("Forked", "a forked child")
-@pytest.mark.usefixtures("three_threads")
+@BOTH
 @FORKS
 @QUIETLY
-def test_a_forked_child_computes():
+def test_a_forked_child_computes(threads_of):
     """It inherits the pool's bookkeeping and none of its threads, and starts as many of its own."""
+    threads_of(3)
     expected = work()  # the pool has threads now
     child = forked()
     assert status_of(child, lambda: assert_all_same_bits(work(), expected)) == STARTED
     assert_all_same_bits(work(), expected)
 
 
+def long_norm():
+    return gradkit.grad_norm([LONG] * 20, 3.0)
+
+
+def long_gradient():
+    """Of one row many times, whose ``dx`` is one row too: that takes no memory."""
+    x = np.broadcast_to(X[0], (1 << 17, X.shape[1]))
+    dx = np.lib.stride_tricks.as_strided(np.empty_like(X[0]), x.shape, (0, X.itemsize))
+    means, inv_stds = (np.full(len(x), number, np.float32) for number in (0, 1))
+    dscale = np.empty_like(SCALE)
+    given = x, x, SCALE, None, means, inv_stds, None, dx, dscale, None
+    _host.code.gradient(10, 3, 1, False, True, 0.0, *given)
+    return dscale
+
+
 @pytest.mark.guarantee("Forked")
-@pytest.mark.usefixtures("three_threads")
+@BOTH
+@pytest.mark.parametrize("call", [long_norm, *([long_gradient] if COMPILED else [])])
 @FORKS
 @QUIETLY
-def test_a_call_that_a_signal_forks_goes_on_in_both_processes():
+def test_a_call_that_a_signal_forks_goes_on_in_both_processes(call, threads_of):
     """What other threads were at is done before the fork: the child has none of them."""
-    grads = [LONG] * 20
-    expected, forks = gradkit.grad_norm(grads, 3.0), []
+    threads_of(3)
+    expected, forks = call(), []
 
     def fork(*_):
         forks.append((time.perf_counter(), forked()))
 
     def work_again():
-        assert found == expected == gradkit.grad_norm(grads, 3.0)
+        assert_all_same_bits([found, call()], [expected] * 2)
 
     previous = signal.signal(signal.SIGALRM, fork)
     try:
         for _ in range(20):  # until the handler runs long before a call ends
             signal.setitimer(signal.ITIMER_REAL, 0.01)
-            begin, found = time.perf_counter(), gradkit.grad_norm(grads, 3.0)
+            begin, found = time.perf_counter(), call()
             end = time.perf_counter()
             while not forks:
                 time.sleep(0.001)
             at, child = forks.pop()
             assert status_of(child, work_again) == STARTED
-            assert found == expected
+            assert_all_same_bits([found], [expected])
             if at < begin + (end - begin) / 2:
                 return
     finally:
