@@ -189,6 +189,8 @@ void split(double centre, double low, double* high, double* rest) {
     *rest = low;
 }
 
+constexpr int GUESSES = 4;  // elements whose mean is near that of all
+
 // How many terms to add up before their sum is added to a total, so that neither has many: one total
 // of equal terms drifts by a unit for every four.
 i64 run_of(i64 terms, i64 least) {
@@ -348,7 +350,7 @@ public:
         double values[STATISTICS];
         for (i64 from = 0; from < statistics; from += STATISTICS) {
             const i64 count = at_most(STATISTICS, statistics - from);
-            read_elements(from, count, values);
+            guess_means(from, count, values);
             for (i64 k = 0; k < count; ++k) {
                 moments_[from + k].begin(values[k]);
                 fill_centre(from + k);
@@ -431,8 +433,9 @@ protected:
 
     // Sets which columns and statistics are those of a unit.
     virtual void locate(i64 index) = 0;
-    // The first element of each of `count` statistics from `first` on.
-    virtual void read_elements(i64 first, i64 count, double* to) = 0;
+    // An element of each of `count` statistics from `first` on: their first one for which = 0, and
+    // others that are far apart.
+    virtual void read_elements(i64 first, i64 count, int which, double* to) = 0;
 
     double* sums(int which) { return sums_.data() + which * slots * most; }
     const double* centre() const { return centre_.data(); }
@@ -454,6 +457,25 @@ protected:
     i64 first, statistic;  // its first column and statistic among all
 
 private:
+    // An element, or of 16-bit numbers about the mean: sums in float32 have room for distances from it
+    // more often. It is rounded as elements are, whose distances from it are exact then.
+    void guess_means(i64 from, i64 count, double* to) {
+        read_elements(from, count, 0, to);
+        if (shared.item != 2) return;
+        double means[STATISTICS] = {}, next[STATISTICS];
+        for (int which = 0; which < GUESSES; ++which) {
+            read_elements(from, count, which, next);
+            for (i64 k = 0; k < count; ++k) means[k] += next[k] / GUESSES;
+        }
+        char rounded[2];
+        const Numbers own = {shared.call.dtype, rounded, {1, 2}, 0};
+        for (i64 k = 0; k < count; ++k) {
+            if (!(means[k] - means[k] == 0)) continue;
+            set_number(own, 0, means[k]);
+            to[k] = number(own, 0);
+        }
+    }
+
     void begin_known(i64 from, i64 count) {
         const ChannelCall& call = shared.call;
         double means[STATISTICS], rests[STATISTICS] = {}, inv_stds[STATISTICS];
@@ -749,9 +771,10 @@ private:
         channel_ = sample.quotient * channels + this->first;
     }
 
-    void read_elements(i64 first, i64 count, double* to) override {
+    void read_elements(i64 first, i64 count, int which, double* to) override {
+        const i64 from = line_ * lines_ * which / GUESSES;
         for (i64 k = 0; k < count; ++k)
-            to[k] = this->element_of(row(this->shared.x, (first + k) * this->across), 0);
+            to[k] = this->element_of(row(this->shared.x, (first + k) * this->across), from);
     }
 
     char* row(const Array& array, i64 column) const { return row_of(array, channel_ + column); }
@@ -853,7 +876,8 @@ public:
                 part, part.begin, part.end - part.begin, totals[0], totals[1], scratch
             );
         for (i64 row = part.begin; row < part.end; row += run) {
-            double first[COLUMNS] = {}, second[COLUMNS] = {};
+            double first[COLUMNS], second[COLUMNS];
+            for (i64 j = 0; j < part.columns; ++j) first[j] = second[j] = 0;
             const i64 end = at_most(row + run, part.end);
             for (i64 k = row; k < end; k += ROWS)
                 measure_rows(part, k, at_most(ROWS, end - k), first, second, scratch);
@@ -911,9 +935,9 @@ private:
         this->statistic = sample_ * this->shared.layout.groups + this->first / this->across;
     }
 
-    void read_elements(i64 first, i64 count, double* to) override {
+    void read_elements(i64 first, i64 count, int which, double* to) override {
         const Array& x = this->shared.x;
-        char* row = row_of(x, sample_ * rows_);
+        char* row = row_of(x, sample_ * rows_ + rows_ * which / GUESSES);
         const i64 from = this->first + first * this->across;
         if (x.columns.count == 1) {
             const i64 stride = x.columns.at[0].stride;
@@ -939,7 +963,8 @@ private:
         const Lines x = input(this->shared.x, row, count, part, scratch);
         if (this->shared.call.reads == Reads::DEVIATIONS) {
             this->shared.kernels.deviations_of_rows(
-                x, count, part.columns, this->factor(), this->centre() + part.column, first, second
+                x, count, part.columns, this->factor(), this->centre() + part.column, this->wide(),
+                first, second
             );
             return;
         }

@@ -17,16 +17,38 @@ template <typename T> INLINE Element<T>* line(Lines lines, i64 row, i64 channel 
     return reinterpret_cast<Element<T>*>(lines.data + row * lines.stride + channel * lines.channel);
 }
 
-template <typename V, typename A> INLINE void add_at(V term, A* to) {
-    write(at<V>(to) + term, reinterpret_cast<Element<A>*>(to));
+// Columns whose sums stay in registers while rows are read: so many vectors, or numbers.
+template <typename V, int MANY, typename A, typename F> INLINE void add_strip(
+    i64 rows, i64 from, A* first, A* second, F terms
+) {
+    constexpr int length = sizeof(V) / sizeof(A);
+    V one[MANY], two[MANY];
+#pragma GCC unroll 4
+    for (int v = 0; v < MANY; ++v) {
+        one[v] = at<V>(first + from + v * length);
+        two[v] = at<V>(second + from + v * length);
+    }
+    for (i64 r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < MANY; ++v) terms(r, from + v * length, one[v], two[v]);
+#pragma GCC unroll 4
+    for (int v = 0; v < MANY; ++v) {
+        write(one[v], reinterpret_cast<Element<A>*>(first + from + v * length));
+        write(two[v], reinterpret_cast<Element<A>*>(second + from + v * length));
+    }
 }
 
-// Calls visit(j, V) for vectors V of columns, and for the numbers that are left.
-template <typename A, typename F> INLINE void each_column(i64 count, F visit) {
+// Adds terms(row, column, one, two) of all rows to two sums of each column.
+template <typename A, typename F> INLINE void add_rows(
+    i64 rows, i64 count, A* first, A* second, F terms
+) {
     typedef typename VectorOf<A>::type V;
+    constexpr int length = VectorOf<A>::length, many = VECTOR_BYTES == 64 ? 4 : 2;
     i64 j = 0;
-    for (; j + VectorOf<A>::length <= count; j += VectorOf<A>::length) visit(j, V{});
-    for (; j < count; ++j) visit(j, A{});
+    for (; j + many * length <= count; j += many * length)
+        add_strip<V, many>(rows, j, first, second, terms);
+    for (; j + length <= count; j += length) add_strip<V, 1>(rows, j, first, second, terms);
+    for (; j < count; ++j) add_strip<A, 1>(rows, j, first, second, terms);
 }
 
 // Totals of a sum, the same whatever a vector holds: of elements LANES apart, and of those that are
@@ -319,42 +341,60 @@ template <typename T, typename A> void multiply(
         });
 }
 
-template <typename T, typename A> void deviations_of_rows(
+// Adds terms(row, column, one, two) of few rows, summed in A, to two sums of each column.
+template <typename A, typename F> INLINE void add_terms_of_rows(
+    i64 rows, i64 count, double* first, double* second, F terms
+) {
+    if constexpr (sizeof(A) == sizeof(double)) {
+        add_rows<double>(rows, count, first, second, terms);
+    } else {
+        A one[COLUMNS], two[COLUMNS];
+        for (i64 j = 0; j < count; ++j) one[j] = two[j] = 0;
+        add_rows<A>(rows, count, one, two, terms);
+        for (i64 j = 0; j < count; ++j) {
+            first[j] += static_cast<double>(one[j]);
+            second[j] += static_cast<double>(two[j]);
+        }
+    }
+}
+
+template <typename S, typename T> INLINE void deviations_of_rows_in(
     Lines x, i64 rows, i64 count, double factor, const double* centre, double* first,
     double* second
 ) {
-    for (i64 r = 0; r < rows; ++r) {
-        const Element<T>* row = line<T>(x, r);
-        each_column<double>(count, [=](i64 j, auto kind) INLINED {
-            typedef decltype(kind) V;
-            V deviation = read<V>(row + j);
-            if (sizeof(A) == 8) deviation *= factor;
-            deviation -= at<V>(centre + j);
-            add_at(deviation, first + j);
-            add_at(deviation * deviation, second + j);
-        });
-    }
+    S middle[COLUMNS];
+    for (i64 j = 0; j < count; ++j) middle[j] = static_cast<S>(centre[j]);
+    const S* const own = middle;
+    add_terms_of_rows<S>(rows, count, first, second, [=](i64 r, i64 j, auto& one, auto& two) INLINED {
+        typedef Plain<decltype(one)> V;
+        V deviation = read<V>(line<T>(x, r) + j);
+        if constexpr (sizeof(T) == 8) deviation *= factor;
+        deviation -= at<V>(own + j);
+        one += deviation;
+        two += deviation * deviation;
+    });
+}
+
+template <typename T, typename A> void deviations_of_rows(
+    Lines x, i64 rows, i64 count, double factor, const double* centre, bool wide, double* first,
+    double* second
+) {
+    if constexpr (sizeof(T) == 2)
+        if (!wide)
+            return deviations_of_rows_in<float, T>(x, rows, count, factor, centre, first, second);
+    deviations_of_rows_in<double, T>(x, rows, count, factor, centre, first, second);
 }
 
 template <typename T, typename A> void products_of_rows(
     Lines dy, Lines x, i64 rows, i64 count, const A* mean, const A* inv_std, double* first,
     double* second
 ) {
-    A product[COLUMNS], plain[COLUMNS];
-    for (i64 j = 0; j < count; ++j) product[j] = plain[j] = 0;
-    for (i64 r = 0; r < rows; ++r) {
-        const Element<T> *gradient = line<T>(dy, r), *row = line<T>(x, r);
-        each_column<A>(count, [&](i64 j, auto kind) INLINED {
-            typedef decltype(kind) V;
-            const V g = read<V>(gradient + j);
-            add_at(g * ((read<V>(row + j) - at<V>(mean + j)) * at<V>(inv_std + j)), product + j);
-            add_at(g, plain + j);
-        });
-    }
-    for (i64 j = 0; j < count; ++j) {
-        first[j] += static_cast<double>(product[j]);
-        second[j] += static_cast<double>(plain[j]);
-    }
+    add_terms_of_rows<A>(rows, count, first, second, [=](i64 r, i64 j, auto& one, auto& two) INLINED {
+        typedef Plain<decltype(one)> V;
+        const V g = read<V>(line<T>(dy, r) + j);
+        one += g * ((read<V>(line<T>(x, r) + j) - at<V>(mean + j)) * at<V>(inv_std + j));
+        two += g;
+    });
 }
 
 template <typename T, typename A> void normalise_rows(

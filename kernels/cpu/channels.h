@@ -54,8 +54,8 @@ template <typename A> struct ChannelKernels {
     // At most ROWS lines of at most COLUMNS channels, an element of each; sums are added to what is
     // there.
     void (*deviations_of_rows)(
-        Lines x, i64 rows, i64 channels, double factor, const double* centre, double* first,
-        double* second
+        Lines x, i64 rows, i64 channels, double factor, const double* centre, bool wide,
+        double* first, double* second
     );
     void (*products_of_rows)(
         Lines dy, Lines x, i64 rows, i64 channels, const A* mean, const A* inv_std, double* first,
