@@ -119,23 +119,26 @@ def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, An
     >>> gradkit.named_grads_of({"scale": scale, "frozen": frozen})
     {'scale': array([3.])}
     """
-    own = _attribute(attr)
     pairs = named_parameters.items() if isinstance(named_parameters, dict) else named_parameters
     if not isinstance(pairs, Iterable):
         pairs = (pairs,)  # which is no pair either
+    return grads_by_name(map(_named, pairs), "named_parameters", _attribute(attr))
+
+
+def grads_by_name(pairs: Iterable[tuple[str, Any]], label: str, attr: str) -> dict[str, Any]:
+    """The gradient of each parameter that has one; errors name the argument by its label."""
     found: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
-    for pair in pairs:
-        name, parameter = _named(pair)
+    for name, parameter in pairs:
         if name in parameters:
-            raise ValueError(f"named_parameters has two parameters named {name!r}")
-        grad = trees.gradient_of(parameter, own, f"named_parameters[{name!r}] is")
+            raise ValueError(f"{label} has two parameters named {name!r}")
+        grad = trees.gradient_of(parameter, attr, f"{label}[{name!r}] is")
         parameters[name] = parameter
         if grad is not None:
             found[name] = grad
     every, names = [*parameters.values()], [*parameters]
-    trees.refuse_gradients(every, own, "named_parameters")
-    trees.refuse_twice(every, "named_parameters", names)
+    trees.refuse_gradients(every, attr, label)
+    trees.refuse_twice(every, label, names)
     return found
 
 

@@ -23,9 +23,12 @@ import torch
 from torch import Tensor
 
 import gradkit
+from gradkit._open.clipping import EpsMode, NonFinite
 from gradkit._open.foreign import answers, norm_comes
 from gradkit._ranks.torch import shard_of
+from gradkit._typing import Chosen
 from gradkit.distributed import Group, Names, PlainOfEach, ShardedGrads, from_torch, shards_of
+from gradkit.gradients import grads_by_name
 
 __all__ = [
     "clip_grad_norm_",
@@ -35,6 +38,7 @@ __all__ = [
 ]
 
 Tensors: TypeAlias = Tensor | Iterable[Tensor]
+Parameters: TypeAlias = Tensors | Iterable[tuple[str, Tensor]]
 Grads: TypeAlias = list[Tensor] | dict[Any, Tensor]  # by position or by name
 
 
@@ -44,6 +48,11 @@ def get_total_norm(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,  # noqa: ARG001
+    *,
+    scale: float | Tensor = 1.0,
+    nonfinite: NonFinite | None = None,
+    found_inf: Tensor | None = None,
+    exact: bool = False,
 ) -> Tensor:
     """The p-norm of all tensors taken together, as ``torch.nn.utils.get_total_norm``.
 
@@ -57,6 +66,8 @@ def get_total_norm(
         Raise an error if the norm is NaN or infinite; waits for the device.
     foreach
         No effect.
+    scale, nonfinite, found_inf, exact
+        As in :func:`gradkit.grad_norm`.
 
     Returns
     -------
@@ -67,6 +78,8 @@ def get_total_norm(
     ------
     RuntimeError
         The norm is not finite and ``error_if_nonfinite`` is true.
+    NonFiniteNormError
+        The norm is not finite and ``nonfinite="raise"``.
     TypeError, ValueError
         As :func:`gradkit.grad_norm`; DTensors beside plain tensors, or on several meshes.
 
@@ -82,17 +95,32 @@ def get_total_norm(
     """
     given = listed(tensors, "tensors")
     held = spread(given, [*map(_plain, given)], "tensors[{}]")
-    return norm_by(gradkit.grad_norm, held, norm_type=norm_type, error=error_if_nonfinite)
+    return norm_by(
+        gradkit.grad_norm,
+        held,
+        norm_type=norm_type,
+        error=error_if_nonfinite,
+        scale=scale,
+        nonfinite=nonfinite,
+        found_inf=found_inf,
+        exact=exact,
+    )
 
 
 @answers
 def clip_grad_norm_(
-    parameters: Tensors,
+    parameters: Parameters,
     max_norm: float | Tensor,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,  # noqa: ARG001
     *,
+    scale: float | Tensor = 1.0,
+    nonfinite: NonFinite | None = None,
+    found_inf: Tensor | None = None,
+    clip: Chosen = None,
+    count: Chosen = None,
+    eps_mode: EpsMode = "max",
     group: Group | None = None,
     names: Names | None = None,
     plain: PlainOfEach | None = None,
@@ -102,9 +130,10 @@ def clip_grad_norm_(
 
     Parameters
     ----------
-    parameters : Tensor or iterable of Tensor
-        Their ``grad`` is **written in place**; those without one are skipped. With ``group``,
-        ``model.named_parameters()``: by their names ranks know copies of one parameter.
+    parameters : Tensor, or iterable of Tensor or of (name, Tensor) pairs
+        Their ``grad`` is **written in place**; those without one are skipped. Of
+        ``model.named_parameters()`` errors say names. With ``group``, pass that: by their names
+        ranks know copies of one parameter.
     max_norm : float, or 0-d Tensor
         At least 0; such as the limit of a :class:`gradkit.SpikeGuard`.
     norm_type : float
@@ -113,6 +142,10 @@ def clip_grad_norm_(
         Raise an error if the norm is NaN or infinite, and write nothing; waits for the device.
     foreach
         No effect.
+    scale, nonfinite, found_inf, clip, count, eps_mode
+        As in :func:`gradkit.clip_grad_norm`: ``1 / loss_scale`` in the same pass, what happens to
+        a norm that is not finite, where that is written, whose gradients are clipped and whose
+        count, and PyTorch's formula. ``nonfinite="zero"`` does not wait for the device.
     group : gradkit.distributed.Group, optional
         All ranks of the model, which make this call together: ``from_torch()``. However the model
         is cut, every gradient counts once, and the call is one collective once ranks know, from
@@ -132,6 +165,8 @@ def clip_grad_norm_(
     ------
     RuntimeError
         The norm is not finite and ``error_if_nonfinite`` is true. Nothing is written.
+    NonFiniteNormError
+        The norm is not finite and ``nonfinite="raise"``. Nothing is written.
     TypeError, ValueError
         As :func:`gradkit.clip_grad_norm` and :func:`gradkit.distributed.shards_of`; without
         ``group``, DTensors beside plain tensors, or on several meshes.
@@ -151,6 +186,10 @@ def clip_grad_norm_(
     tensor(5., dtype=torch.float64)
     >>> weight.grad
     tensor([0.6000, 0.8000])
+    >>> weight.grad[0] = float("nan")
+    >>> gradkit.torch.clip_grad_norm_([("weight", weight)], 1.0, nonfinite="raise")
+    Traceback (most recent call last):
+    gradkit.errors.NonFiniteNormError: non-finite gradients: grads['weight']. Nothing was written.
     """
     if group is None:
         refuse_names(names, plain)
@@ -163,8 +202,7 @@ def clip_grad_norm_(
                 stacklevel=2,
             )
     if group is None:
-        found = parameters_in(parameters)
-        held = spread(found, _grads_of(found))
+        held = spread(*_with_grads(parameters))
     else:
         held = Held(shards_of(parameters, group=group, names=names, plain=plain), group)
     return norm_by(
@@ -173,13 +211,19 @@ def clip_grad_norm_(
         max_norm,
         norm_type=norm_type,
         error=error_if_nonfinite,
+        scale=scale,
+        nonfinite=nonfinite,
+        found_inf=found_inf,
+        clip=clip,
+        count=count,
+        eps_mode=eps_mode,
         exact=exact,
     )
 
 
 @norm_comes(2)
 def clip_grads_with_norm_(
-    parameters: Tensors,
+    parameters: Parameters,
     max_norm: float | Tensor,
     total_norm: Tensor | float,
     foreach: bool | None = None,  # noqa: ARG001
@@ -217,7 +261,7 @@ def clip_grads_with_norm_(
     >>> weight.grad
     tensor([0.3000, 0.4000])
     """
-    grads = local(_grads_of(parameters_in(parameters)))
+    grads = local(_with_grads(parameters)[1])
     if not grads:
         return
     norm: Any = total_norm
@@ -229,7 +273,7 @@ def clip_grads_with_norm_(
 
 @answers
 def clip_grad_value_(
-    parameters: Tensors,
+    parameters: Parameters,
     clip_value: float,
     foreach: bool | None = None,  # noqa: ARG001
 ) -> None:
@@ -262,7 +306,7 @@ def clip_grad_value_(
     >>> weight.grad
     tensor([-1.0000,  0.5000,  1.0000])
     """
-    gradkit.clip_grad_value(local(_grads_of(parameters_in(parameters))), float(clip_value))
+    gradkit.clip_grad_value(local(_with_grads(parameters)[1]), float(clip_value))
 
 
 def refuse_names(names: Names | None, plain: PlainOfEach | None) -> None:
@@ -278,7 +322,7 @@ class Held(NamedTuple):
     group: Group | None
 
 
-_GRADIENT = "the gradient of parameters[{}]"
+_GRADIENT = "the gradient of parameters[{!r}]"
 
 
 def spread(tensors: Sequence[Tensor], grads: Grads, said: str = _GRADIENT) -> Held:
@@ -304,15 +348,28 @@ def spread(tensors: Sequence[Tensor], grads: Grads, said: str = _GRADIENT) -> He
 
 
 def norm_by(
-    function: Any, held: Held, *limit: Any, norm_type: float, error: bool, **options: Any
+    function: Any,
+    held: Held,
+    *limit: Any,
+    norm_type: float,
+    error: bool,
+    nonfinite: NonFinite | None = None,
+    **options: Any,
 ) -> Tensor:
-    """A norm by gradkit's function, as a tensor."""
-    nonfinite = "raise" if error else "propagate"
+    """A norm by gradkit's function, as a tensor. ``error``: PyTorch's, if it is not finite."""
+    if nonfinite is None:
+        policy = "raise" if error else "propagate"
+    elif error:
+        raise ValueError(f"pass error_if_nonfinite or nonfinite={nonfinite!r}, not both")
+    else:
+        policy = nonfinite
     try:
         norm = function(
-            held.grads, *limit, norm_type, nonfinite=nonfinite, group=held.group, **options
+            held.grads, *limit, norm_type, nonfinite=policy, group=held.group, **options
         )
     except gradkit.NonFiniteNormError as found:
+        if nonfinite is not None:
+            raise
         raise RuntimeError(str(found)) from found
     return torch.as_tensor(norm)  # NumPy's, if there are no gradients
 
@@ -355,9 +412,17 @@ def parameters_in(parameters: Tensors) -> list[Tensor]:
     return found
 
 
-def _grads_of(parameters: Sequence[Tensor]) -> Grads:
-    found = {k: _plain(p.grad) for k, p in enumerate(parameters) if p.grad is not None}
-    return by_position(found, len(parameters))
+def _with_grads(parameters: Parameters) -> tuple[list[Tensor], Grads]:
+    """Parameters and their gradients: by name those of pairs, by position all others."""
+    given: Any = parameters
+    if not isinstance(given, Tensor) and isinstance(given, Iterable):
+        given = [*given]
+        if given and all(map(_is_pair, given)):
+            named = grads_by_name(given, "parameters", "grad")
+            return [p for _, p in given], {name: _plain(grad) for name, grad in named.items()}
+    found = parameters_in(given)
+    grads = {k: _plain(p.grad) for k, p in enumerate(found) if p.grad is not None}
+    return found, by_position(grads, len(found))
 
 
 def by_position(grads: dict[int, Tensor], count: int) -> Grads:
@@ -368,6 +433,10 @@ def by_position(grads: dict[int, Tensor], count: int) -> Grads:
 def items(grads: Grads) -> Iterable[tuple[Any, Tensor]]:
     """Each gradient behind its position, or its name."""
     return grads.items() if isinstance(grads, dict) else enumerate(grads)
+
+
+def _is_pair(each: Any) -> bool:
+    return type(each) is tuple and [*map(type, each[:1]), len(each)] == [str, 2]
 
 
 def _plain(grad: Tensor) -> Tensor:

@@ -463,7 +463,7 @@ def test_names_are_torchs():
             [
                 (p.name, p.default, p.kind)
                 for p in inspect.signature(f).parameters.values()
-                if p.name not in ("scale_offset", "group", "names", "plain", "exact")  # ours
+                if p.kind is not p.KEYWORD_ONLY  # ours
             ]
             for f in (mine, theirs)
         ]
@@ -518,15 +518,88 @@ TAKE_PARAMETERS = {
 
 
 @pytest.mark.parametrize("name", TAKE_PARAMETERS)
-def test_models_and_pairs_are_no_parameters(name):
-    """Each is named, with what to pass."""
+def test_models_are_no_parameters(name):
+    """Each is named, with what to pass; so are pairs where names say nothing."""
     wanted = r"; pass model\.parameters\(\)$"
     for model in (MODEL, MODEL[0]):
         with pytest.raises(TypeError, match="^parameters holds a Linear" + wanted):
             TAKE_PARAMETERS[name](model)
-    for take in (TAKE_PARAMETERS[name], ours.GradAccumulator):
+    pairs = list(MODEL.named_parameters())
+    for take, given in ((TAKE_PARAMETERS[name], [*pairs, MODEL[0].bias]),
+                        (ours.GradAccumulator, pairs)):  # fmt: skip
         with pytest.raises(TypeError, match=r"holds \(name, parameter\) pairs" + wanted):
-            take(MODEL.named_parameters())
+            take(given)
+    with pytest.raises(TypeError, match="^parameters holds a int" + wanted):
+        TAKE_PARAMETERS[name](5)
+
+
+@pytest.mark.parametrize("name", TAKE_PARAMETERS)
+def test_pairs_are_clipped_as_their_parameters(name):
+    given, expected = parameters(*MIXED), parameters(*MIXED)
+    pairs = {f"layer.{k}": p for k, p in enumerate(given)}
+    assert TAKE_PARAMETERS[name](iter(pairs.items())) == TAKE_PARAMETERS[name](expected)
+    assert_same(given, expected, rtol=0, atol=0)
+    pairs["layer.1"] = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    pairs["layer.1"].grad = torch.zeros(2, dtype=torch.complex64)
+    with pytest.raises(TypeError, match=r"grads\['layer\.1'\] has dtype torch.complex64"):
+        TAKE_PARAMETERS[name](pairs.items())
+    with pytest.raises(ValueError, match=r"^parameters has two parameters named 'layer'"):
+        TAKE_PARAMETERS[name]([("layer", p) for p in given])
+    with pytest.raises(ValueError, match=r"^parameters\['a'\] and parameters\['b'\] are one"):
+        TAKE_PARAMETERS[name]([("a", given[0]), ("b", given[0])])
+
+
+def test_clip_grad_norm_takes_what_gradkits_takes():
+    """Each option on parameters, beside gradkit's own call on their gradients."""
+    options = {
+        "scale": [0.25, torch.tensor(0.25)],
+        "nonfinite": ["propagate", "zero"],
+        "clip": [lambda name, _: name.endswith("1"), {"layer.0": False, "layer.1": True}],
+        "count": [lambda name, grad: name == "layer.0" and grad.numel() == 15],
+        "eps_mode": ["add"],
+        "exact": [True],
+    }
+    for name, values in options.items():
+        for value in values:
+            for number in (1.0, float("inf")) if name == "nonfinite" else (1.0,):
+                given = parameters(torch.float32, torch.float16)[:2]
+                given[0].grad[0, 0] = number
+                grads = {f"layer.{k}": p.grad.clone() for k, p in enumerate(given)}
+                pairs = [(f"layer.{k}", p) for k, p in enumerate(given)]
+                norm = ours.clip_grad_norm_(pairs, 0.5, **{name: value})
+                expected = gradkit.clip_grad_norm(grads, 0.5, **{name: value})
+                torch.testing.assert_close(norm, expected, rtol=0, atol=0)
+                for p, own in zip(given, grads.values(), strict=True):
+                    torch.testing.assert_close(p.grad, own, rtol=0, atol=0, equal_nan=True)
+                if name in ("scale", "exact", "nonfinite"):
+                    total = ours.get_total_norm([p.grad for p in given], **{name: value})
+                    assert total == gradkit.grad_norm(grads, **{name: value}) or total.isnan()
+
+
+def test_a_norm_that_is_not_finite():
+    """PyTorch's error where its argument asks for one, gradkit's where gradkit's does."""
+    given = parameters(torch.float32)
+    given[0].grad[1, 2] = float("nan")
+    pairs, before = [("w", given[0])], given[0].grad.clone()
+    ways = {RuntimeError: {"error_if_nonfinite": True},
+            gradkit.NonFiniteNormError: {"nonfinite": "raise"}}  # fmt: skip
+    for error, option in ways.items():
+        with pytest.raises(error, match=r"grads\['w'\]") as found:
+            ours.clip_grad_norm_(pairs, 1.0, **option)
+        assert found.type is error
+        with pytest.raises(error) as found:
+            ours.get_total_norm([given[0].grad], **option)
+        assert found.type is error
+    for policy in ("raise", "zero", "propagate"):
+        with pytest.raises(ValueError, match=f"error_if_nonfinite or nonfinite='{policy}', not b"):
+            ours.clip_grad_norm_(pairs, 1.0, error_if_nonfinite=True, nonfinite=policy)
+    with pytest.raises(ValueError, match="nonfinite must be"):
+        ours.clip_grad_norm_(pairs, 1.0, nonfinite="skip")
+    torch.testing.assert_close(given[0].grad, before, equal_nan=True)
+    found_inf = torch.zeros(())
+    ours.clip_grad_norm_(pairs, 1.0, nonfinite="zero", found_inf=found_inf)
+    assert found_inf == 1
+    assert not given[0].grad.any()
 
 
 def test_models_and_pairs_are_no_gradients():
