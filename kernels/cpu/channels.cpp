@@ -17,7 +17,10 @@ template <typename T> INLINE Element<T>* line(Lines lines, i64 row, i64 channel 
     return reinterpret_cast<Element<T>*>(lines.data + row * lines.stride + channel * lines.channel);
 }
 
-// Columns whose sums stay in registers while rows are read: so many vectors, or numbers.
+// Columns whose sums stay in registers while rows are read.
+template <typename A> constexpr int STRIP = (VECTOR_BYTES == 64 ? 4 : 2) * VectorOf<A>::length;
+
+// So many vectors of them, or numbers.
 template <typename V, int MANY, typename A, typename F> INLINE void add_strip(
     i64 rows, i64 from, A* first, A* second, F terms
 ) {
@@ -28,9 +31,11 @@ template <typename V, int MANY, typename A, typename F> INLINE void add_strip(
         one[v] = at<V>(first + from + v * length);
         two[v] = at<V>(second + from + v * length);
     }
-    for (i64 r = 0; r < rows; ++r)
+    for (i64 r = 0; r < rows; ++r) {
+        terms.fetch(r, from, MANY * length);
 #pragma GCC unroll 4
-        for (int v = 0; v < MANY; ++v) terms(r, from + v * length, one[v], two[v]);
+        for (int v = 0; v < MANY; ++v) terms.add(r, from + v * length, one[v], two[v]);
+    }
 #pragma GCC unroll 4
     for (int v = 0; v < MANY; ++v) {
         write(one[v], reinterpret_cast<Element<A>*>(first + from + v * length));
@@ -43,10 +48,10 @@ template <typename A, typename F> INLINE void add_rows(
     i64 rows, i64 count, A* first, A* second, F terms
 ) {
     typedef typename VectorOf<A>::type V;
-    constexpr int length = VectorOf<A>::length, many = VECTOR_BYTES == 64 ? 4 : 2;
+    constexpr int length = VectorOf<A>::length;
     i64 j = 0;
-    for (; j + many * length <= count; j += many * length)
-        add_strip<V, many>(rows, j, first, second, terms);
+    for (; j + STRIP<A> <= count; j += STRIP<A>)
+        add_strip<V, STRIP<A> / length>(rows, j, first, second, terms);
     for (; j + length <= count; j += length) add_strip<V, 1>(rows, j, first, second, terms);
     for (; j < count; ++j) add_strip<A, 1>(rows, j, first, second, terms);
 }
@@ -365,14 +370,15 @@ template <typename S, typename T> INLINE void deviations_of_rows_in(
     S middle[COLUMNS];
     for (i64 j = 0; j < count; ++j) middle[j] = static_cast<S>(centre[j]);
     const S* const own = middle;
-    add_terms_of_rows<S>(rows, count, first, second, [=](i64 r, i64 j, auto& one, auto& two) INLINED {
+    const auto add = [=](i64 r, i64 j, auto& one, auto& two) INLINED {
         typedef Plain<decltype(one)> V;
         V deviation = read<V>(line<T>(x, r) + j);
         if constexpr (sizeof(T) == 8) deviation *= factor;
         deviation -= at<V>(own + j);
         one += deviation;
         two += deviation * deviation;
-    });
+    };
+    add_terms_of_rows<S>(rows, count, first, second, Terms{add, [](i64, i64, i64) INLINED {}});
 }
 
 template <typename T, typename A> void deviations_of_rows(
@@ -389,12 +395,20 @@ template <typename T, typename A> void products_of_rows(
     Lines dy, Lines x, i64 rows, i64 count, const A* mean, const A* inv_std, double* first,
     double* second
 ) {
-    add_terms_of_rows<A>(rows, count, first, second, [=](i64 r, i64 j, auto& one, auto& two) INLINED {
+    const auto add = [=](i64 r, i64 j, auto& one, auto& two) INLINED {
         typedef Plain<decltype(one)> V;
         const V g = read<V>(line<T>(dy, r) + j);
         one += g * ((read<V>(line<T>(x, r) + j) - at<V>(mean + j)) * at<V>(inv_std + j));
         two += g;
-    });
+    };
+    // The next rows: a processor foresees those alone that are read as they lie, in one strip.
+    const bool fetches = count > STRIP<A>;
+    const i64 ahead_x = rows * x.stride, ahead_dy = rows * dy.stride;
+    add_terms_of_rows<A>(rows, count, first, second, Terms{add, [=](i64 r, i64 j, i64 columns) INLINED {
+        if (!fetches) return;
+        fetch<L2>(line<T>(x, r) + j, columns, ahead_x);
+        fetch<L2>(line<T>(dy, r) + j, columns, ahead_dy);
+    }});
 }
 
 template <typename T, typename A> void normalise_rows(
