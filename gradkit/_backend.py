@@ -8,8 +8,8 @@ import numpy as np
 
 FLOAT64 = np.dtype(np.float64)
 # Bytes from which on memory of new results on the host is kept for the next ones: what a step frees
-# in one piece, the allocator gives back to the system. NumPy asks for huge pages from here on.
-LARGE = 1 << 22
+# in one piece, the allocator gives back to the system.
+LARGE = 1 << 17
 Array: TypeAlias = Any  # numpy.ndarray, or cupy.ndarray, which cannot be imported here
 # An array on a device, where a plan has said that kernels need no more than where it begins.
 Address: TypeAlias = int

@@ -86,7 +86,7 @@ class Torch(Framework):
         if shape == () and like.is_cpu:  # in half the time
             tensor = torch.empty_like(_number_of(dtype))
         elif prod(shape) * dtype.itemsize >= LARGE and not _is_observed(like):
-            return _maker(_model_of(Spec("", shape, dtype)), like.device)()
+            return _large(shape, dtype, like.device)()
         else:
             tensor = torch.empty(shape, dtype=_torch_dtype(dtype), device=like.device)
         return None if _is_observed(tensor) else tensor
@@ -197,6 +197,11 @@ def _maker(model: Any, device: Any) -> partial[Any]:
     # From a tuple as a size, `torch.empty` takes half as long again.
     empty = sys.modules["torch"].empty_strided
     return partial(empty, shape, strides, dtype=dtype, device=device)
+
+
+@lru_cache(1024)
+def _large(shape: Shape, dtype: np.dtype[Any], device: Any) -> partial[Any]:
+    return _maker(_model_of(Spec("", shape, dtype)), device)
 
 
 def _model_of(spec: Spec) -> Any:

@@ -32,10 +32,11 @@ def outputs(specs: Sequence[Spec | None]) -> list[Array | None]:
         if spec is None:
             made.append(None)
             continue
-        new = spec.allocate(np.empty) if spec.order else np.empty(spec.shape, spec.dtype)
-        if new.nbytes >= LARGE:
-            new = spec.allocate(_large)  # nothing was written to the other
-        made.append(new)
+        if math.prod(spec.shape) * spec.dtype.itemsize >= LARGE:
+            made.append(spec.allocate(_large))
+        else:
+            own = spec.allocate(np.empty) if spec.order else np.empty(spec.shape, spec.dtype)
+            made.append(own)
     return made
 
 

@@ -1,7 +1,8 @@
-// Memory for large results. When nothing holds it, it is kept for the next ones: another step has
-// results of the same sizes, and the page faults of new memory take longer than most operations.
+// Memory for results. When nothing holds it, it is kept for the next ones: another step has results of
+// the same sizes, and the page faults of new memory take longer than most operations.
 //
-// Whatever is kept the system may take when it needs memory.
+// Large blocks the system may take when it needs memory; to allow that takes longer than small ones are
+// worth, of which less is kept.
 
 #include "results.h"
 
@@ -20,16 +21,19 @@ namespace nb = nanobind;
 
 namespace {
 
-constexpr size_t HUGE_PAGE = size_t{1} << 21, MOST_KEPT = size_t{1} << 28;
+constexpr size_t HUGE_PAGE = size_t{1} << 21, PAGES = size_t{1} << 16, LARGE = size_t{1} << 22;
+constexpr size_t MOST_KEPT = size_t{1} << 28, MOST_OF_SMALL = size_t{1} << 25;
 
 #ifdef MADV_FREE
 
 // Whole huge pages, which all begin where those do: of others the system makes small ones.
 char* from_system(size_t size) {
+    const size_t beside = size < LARGE ? 0 : HUGE_PAGE;
     void* const mapped = mmap(
-        nullptr, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0
+        nullptr, size + beside, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0
     );
     if (mapped == MAP_FAILED) return nullptr;
+    if (!beside) return static_cast<char*>(mapped);
     const size_t before = -reinterpret_cast<std::uintptr_t>(mapped) % HUGE_PAGE;
     char* const data = static_cast<char*>(mapped) + before;
     if (before) munmap(mapped, before);
@@ -57,11 +61,12 @@ bool can_be_kept(const Block&) { return false; }
 
 #endif
 
-// What nothing holds, the oldest first. Nobody waits for the lock, which after a fork may be held for
+// What nothing holds, the oldest first: large blocks, or small ones. Nobody waits for the lock, which after a fork may be held for
 // good: blocks then come from the system, and go to it.
 class Kept {
 public:
-    Kept() { blocks_.reserve(MOST_KEPT / HUGE_PAGE); }  // nothing is thrown when a result is freed
+    // Nothing is thrown when a result is freed.
+    Kept(size_t most, size_t least) : most_(most) { blocks_.reserve(most / least); }
 
     // A block of this size or a little more, if there is one: the last of the best.
     Block take(size_t size) {
@@ -81,11 +86,12 @@ public:
 
     void keep(const Block& block) {
         const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-        if (!lock || block.size > MOST_KEPT || !can_be_kept(block)) {
+        const bool lends = block.size >= LARGE;
+        if (!lock || block.size > most_ || (lends && !can_be_kept(block))) {
             to_system(block);
             return;
         }
-        while (total_ + block.size > MOST_KEPT) drop_oldest();
+        while (total_ + block.size > most_) drop_oldest();
         blocks_.push_back(block);
         total_ += block.size;
     }
@@ -102,14 +108,17 @@ private:
         blocks_.erase(blocks_.begin());
     }
 
+    const size_t most_;
     std::mutex mutex_;
     std::vector<Block> blocks_;
     size_t total_ = 0;
 };
 
-Kept& kept() {
-    static Kept& all = *new Kept;  // for as long as the process: results may outlive the module
-    return all;
+// Those of a size, for as long as the process: results may outlive the module.
+Kept& kept(size_t size) {
+    static Kept& small = *new Kept(MOST_OF_SMALL, PAGES);
+    static Kept& large = *new Kept(MOST_KEPT, LARGE);
+    return size < LARGE ? small : large;
 }
 
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig>;
@@ -126,17 +135,17 @@ Bytes memory(size_t size) {
 }  // namespace
 
 Block block_of(size_t size) {
-    const size_t whole = (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    Block block = kept().take(whole);
+    const size_t pages = size < LARGE ? PAGES : HUGE_PAGE, whole = (size + pages - 1) / pages * pages;
+    Block block = kept(whole).take(whole);
     if (!block.data) block = {from_system(whole), whole};
     if (!block.data) {
-        kept().drop_all();
+        for (const size_t each : {PAGES, LARGE}) kept(each).drop_all();
         block.data = from_system(whole);
     }
     if (!block.data) throw std::bad_alloc();
     return block;
 }
 
-void keep(const Block& block) noexcept { kept().keep(block); }
+void keep(const Block& block) noexcept { kept(block.size).keep(block); }
 
 void define_results(nb::module_& module) { module.def("memory", &memory); }

@@ -1,4 +1,4 @@
-"""Large results, whose memory is kept for the next ones when nothing holds it."""
+"""Results of some size, whose memory is kept for the next ones when nothing holds it."""
 
 import os
 import sys
@@ -38,7 +38,8 @@ def test_they_have_huge_pages_to_themselves():
     )
     assert (y == 2).all()
     assert inv_std.base is None
-    assert gradkit.rms_norm(x[:64], SCALE)[0].base is None
+    assert gradkit.rms_norm(x[:15], SCALE)[0].base is None
+    assert gradkit.rms_norm(x[:16], SCALE)[0].base is not None
     kept = np.empty_like(x)
     again, inv_std = gradkit.rms_norm(x, SCALE, eps=0.0, out=(kept, None))
     assert again is kept
@@ -62,6 +63,22 @@ def test_the_next_one_has_the_same_memory():
     del first
     for _ in range(9):  # more than can be kept, one after the other
         assert address(normed()) == where
+
+
+def test_small_ones_have_it_too():
+    """From 128 KiB on, to the size: a larger block is for others."""
+    for kib in (128, 700, 4095):
+        x = np.ones((kib // 8, 2048), np.float32)
+        first, second = (gradkit.rms_norm(x, SCALE)[0] for _ in range(2))
+        places = {address(first), address(second)}
+        assert len(places) == 2
+        del first, second
+        again = [gradkit.rms_norm(x, SCALE)[0] for _ in range(2)]
+        assert set(map(address, again)) == places
+        assert (np.array(again) == gradkit.rms_norm(x[:1], SCALE)[0]).all()
+        del again
+        other = gradkit.rms_norm(np.ones((5 * kib // 16, 2048), np.float32), SCALE)[0]
+        assert address(other) not in places
 
 
 @pytest.mark.guarantee("Bounded")
@@ -139,6 +156,23 @@ print(compiled.memory(67 * MIB).ctypes.data == where[-1])
     assert 180 <= int(some) <= 256
     assert same == some
     assert last == "True"
+
+
+@pytest.mark.guarantee("Bounded")
+@of_linux
+def test_of_small_ones_less_is_kept():
+    """Those of 4 MiB are large: the system may take them."""
+    code = """
+before, lent = held("VmSize"), held("LazyFree")
+blocks = [block(3) for _ in range(40)]
+del blocks
+print(held("VmSize") - before, held("LazyFree") - lent)
+block(4)
+print(held("LazyFree") - lent)
+"""
+    kept, lent, last = map(int, in_a_process(SYSTEM + code).stdout.split())
+    assert 27 <= kept <= 33
+    assert (lent, last) == (0, 4)
 
 
 @of_linux
