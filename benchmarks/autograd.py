@@ -7,6 +7,7 @@ Each row of a table is one operation by gradkit's own functions, by ``gradkit.to
 import inspect
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,44 @@ def _torch_passes(forward: Any, gradient: Any, through: Any, theirs: Any) -> dic
     for way, norm in (("bare", Bare.apply), ("gradkit.torch", through), ("torch", theirs)):
         found[way] = lambda norm=norm: torch.autograd.grad(norm(*tensors), tensors, dy)
     return found
+
+
+# A module, what it is made of, and the shape of its input.
+MODULES: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
+    ("LayerNorm", (256,), (512, 256)),
+    ("LayerNorm", (768,), (2048, 768)),
+    ("LayerNorm", (1024,), (8192, 1024)),
+    ("BatchNorm2d", (32,), (8, 32, 14, 14)),
+    ("BatchNorm2d", (64,), (32, 64, 56, 56)),
+    ("BatchNorm2d", (256,), (64, 256, 14, 14)),
+    ("GroupNorm", (8, 64), (32, 64, 16, 16)),
+    ("GroupNorm", (8, 256), (64, 256, 14, 14)),
+)
+
+
+def in_modules() -> dict[str, Makers]:
+    """Return both passes of modules, of two libraries whose calls follow one another at once."""
+    found: dict[str, Makers] = {}
+    for kind, made_of, shape in MODULES:
+        layouts = ["contiguous", "channels last"][: len(shape) // 2]
+        for dtype, layout in product(("float32", "bfloat16"), layouts):
+            given = kind, made_of, shape, dtype, layout
+            found[f"{kind} {'x'.join(map(str, shape))} {dtype} {layout}"] = {
+                "gradkit.torch": partial(_module_passes, ours, *given),
+                "torch": partial(_module_passes, torch.nn, *given),
+            }
+    return found
+
+
+def _module_passes(
+    library: Any, kind: str, made_of: Any, shape: Any, dtype: str, layout: str
+) -> Call:
+    formats = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
+    data = [torch.randn(shape).to(getattr(torch, dtype)) for _ in range(2)]
+    x, dy = (each.contiguous(memory_format=formats[layout]) for each in data)
+    norm = getattr(library, kind)(*made_of, dtype=x.dtype)
+    wanted = [x.requires_grad_(), *norm.parameters()]
+    return lambda: torch.autograd.grad(norm(x), wanted, dy)
 
 
 def in_a_gpt() -> dict[str, Makers]:

@@ -10,6 +10,8 @@ medians. ``--in-turns``, or without pyperf: in this process, in turns, the best 
 - ``torch``: both passes of a norm in PyTorch's autograd. ``direct``: gradkit's two calls;
   ``+ engine``: then PyTorch's ``x.view_as(x)`` and its backward pass; ``bare``: a
   ``torch.autograd.Function`` that makes the two calls and checks nothing.
+- ``modules``: both passes of modules at sizes that are computed, not overhead, in new tensors, by
+  ``gradkit.torch`` and by PyTorch; with ``OMP_NUM_THREADS=2`` on threads that both have.
 - ``gpt``: both passes of a small transformer, by ``torch.compile`` too, which needs a compiler;
   ``decomposed``: compiled with our norms by ``gradkit.torch.decomposed_inductor``.
 - ``jax``: both passes of a norm in one jitted function, and a clip.
@@ -99,6 +101,7 @@ GROUPS: dict[str, Callable[..., dict[str, Makers]]] = {
     "small": small_calls,
     "tensors": on_tensors,
     "torch": autograd.in_torch,
+    "modules": autograd.in_modules,
     "gpt": autograd.in_a_gpt,
     "jax": autograd.in_jax,
 }
@@ -160,7 +163,7 @@ def table(group: str, times: Times) -> str:
 
 def main() -> None:
     """Print the group's table."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # PyTorch's threads would wait for one another
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         import pyperf
     except ImportError:
