@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 import gradkit
-from gradkit._open.clipping import EpsMode, NonFinite
 from gradkit._open.foreign import answers, norm_comes
 from gradkit._ranks.torch import shard_of
-from gradkit._typing import Chosen
+from gradkit._typing import Chosen, EpsMode, NonFinite
 from gradkit.distributed import Group, Names, PlainOfEach, ShardedGrads, from_torch, shards_of
 from gradkit.gradients import grads_by_name
 

@@ -103,7 +103,15 @@ PRIVATE = {
     }
     | {"_ranks.statistics"},
     "torch": RECORDS
-    | {"_arrays.torch", "_calls.engines", "_host", "_open.foreign", "_ranks.torch", "_threads"},
+    | {
+        "_arrays.torch",
+        "_calls.engines",
+        "_host",
+        "_open.foreign",
+        "_ranks.torch",
+        "_threads",
+        "_typing",
+    },
 }
 
 
