@@ -267,9 +267,10 @@ def _share_threads() -> None:
     They stay awake for milliseconds after each of its loops, and ours would wait for a processor.
     """
     names = "GOMP_parallel", "omp_get_thread_num", "omp_get_max_threads"
-    if _host.code is None or sys.platform != "linux":
+    own = getattr(sys.modules["torch"], "_C", None)
+    if _host.code is None or own is None or sys.platform != "linux":
         return
-    library = ctypes.CDLL(sys.modules["torch"]._C.__file__)  # and all that it is linked with
+    library = ctypes.CDLL(own.__file__)  # and all that it is linked with
     if all(hasattr(library, name) for name in names):
         found = [ctypes.cast(library[name], ctypes.c_void_p).value for name in names]
         _host.code.use_openmp(*found)

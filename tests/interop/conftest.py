@@ -184,9 +184,7 @@ def over(request: pytest.FixtureRequest, mesh: Any) -> Any:
 @pytest.fixture
 def x64() -> Iterator[None]:
     """JAX with arrays of 64 bits."""
-    import jax
-
-    with jax.enable_x64(True):
+    with framework("jax").enable_x64(True):
         yield
 
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from .libraries import framework
+
 PROGRAM = """
 import os, signal
 import numpy as np, torch
@@ -45,6 +47,7 @@ print("done")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere calls have threads of their own")
 def test_calls_start_no_further_threads_and_forked_children_compute():
+    framework("torch")
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.stdout == "done\n", done.stderr
