@@ -1,5 +1,6 @@
 """What the compiled norms over channels compute at the edges: of gaps, units, slices and signs."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -181,3 +182,37 @@ def test_signs_of_zeros():
     assert np.signbit(y[:, 0]).tolist() == [False, True, True]
     given = np.ones((3, 2), np.float32), None, None, np.array([-0.0, 0.0]), np.ones(2)
     assert not np.signbit(steps.batch_norm_apply(*given)[1]).any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, of infinity
+@pytest.mark.parametrize("groups", [None, 2])
+def test_means_that_a_few_elements_say_nothing_of(groups, last, dtype):
+    """Sums begin about the mean of four elements far apart, of which any may be anything."""
+    rng, size = np.random.default_rng(0), 64
+
+    def normed(x):
+        memory = np.ascontiguousarray(np.moveaxis(x, 1, -1)) if last else x
+        given = np.moveaxis(memory, -1, 1) if last else x
+        return gradkit.batch_norm(given) if groups is None else gradkit.group_norm(given, groups)
+
+    for place in (0, 16, 32, 48):
+        for value in (np.inf, -np.inf, np.nan, 6e4):
+            x = rng.standard_normal((1, 4, size)).astype(DTYPES[dtype])
+            x[0, 0, place] = value
+            y, mean, inv_std = (np.asarray(each, np.float64) for each in normed(x))
+            wide = x.astype(np.float64).reshape(4 if groups is None else groups, -1)
+            means, inv_stds = wide.mean(axis=1), 1 / np.sqrt(wide.var(axis=1) + 1e-5)
+            finite = slice(0 if math.isfinite(value) else 1, None)
+            assert (
+                np.isfinite(mean.ravel()).all() == np.isfinite(inv_std).all() == (finite.start == 0)
+            )
+            np.testing.assert_allclose(mean.ravel()[finite], means[finite], rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(inv_std.ravel()[finite], inv_stds[finite], rtol=1e-5)
+            assert np.isfinite(y[0, -1]).all()
+    for value in (6e4, 1e-7, 3.0):
+        equal = np.full((1, 4, size), value, DTYPES[dtype])
+        y, mean, _ = normed(equal)
+        assert not y.any()
+        assert (mean.astype(np.float32) == equal.astype(np.float32)[0, 0, 0]).all()
