@@ -185,10 +185,10 @@ def clip_grad_norm_(
     tensor(5., dtype=torch.float64)
     >>> weight.grad
     tensor([0.6000, 0.8000])
-    >>> weight.grad[0] = float("nan")
-    >>> gradkit.torch.clip_grad_norm_([("weight", weight)], 1.0, nonfinite="raise")
-    Traceback (most recent call last):
-    gradkit.errors.NonFiniteNormError: non-finite gradients: grads['weight']. Nothing was written.
+    >>> gradkit.torch.clip_grad_norm_([("weight", weight)], 1.0, scale=0.5, nonfinite="zero")
+    tensor(0.5000, dtype=torch.float64)
+    >>> weight.grad
+    tensor([0.3000, 0.4000])
     """
     if group is None:
         refuse_names(names, plain)
