@@ -64,12 +64,12 @@ demo-ranks: .venv-frameworks/.installed ## the same on four MPI ranks, compared 
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal $(if $(CI),--durations 12)
 
 # The run records the lines that each test runs, for `make mutants`.
-test: $(STAMP) ### the test suite and the doctests, on the CPU (10 min)
+test: $(STAMP) ### the test suite and the doctests, on the CPU (5 min)
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -p tests.mutants.plugin --covered build/mutants/tests \
 		-m 'not slow and not ptx'
 
 # Warnings are errors. tests/docs then checks the pages that were built.
-docs: .venv-frameworks/.installed ### build the site, and check it: build/docs/index.html (5 min)
+docs: .venv-frameworks/.installed ### build the site, and check it: build/docs/index.html (3 min)
 	rm -rf build/docs docs/generated
 	.venv-frameworks/bin/python -m sphinx --quiet --fail-on-warning --keep-going --jobs 2 -c docs . build/docs
 	GRADKIT_SITE=build/docs .venv-frameworks/bin/python -m pytest --quiet --noconftest tests/docs/test_site.py
@@ -107,7 +107,7 @@ check-package: $(STAMP) .venv-package/.installed ## test the release as users in
 dist: .venv-package/.installed ## build the sdist and the wheel that `make check-package` tests
 	.venv-package/bin/python -m build --no-isolation --outdir dist .
 
-check: lint check-package test test-testbed test-ptx-fast machine-code test-slow ### lint and all tests (1 h)
+check: lint check-package test test-testbed test-ptx-fast machine-code test-slow ### lint and all tests (30 min)
 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Packages that cannot share an environment are in separate ones: .venv-NAME.

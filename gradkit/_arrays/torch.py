@@ -77,9 +77,14 @@ class Torch(Framework):
         torch = sys.modules["torch"]
         if _is_observed(arrays[0]):
             return None
-        if max(map(torch.Tensor.numel, arrays)) * torch.float64.itemsize >= LARGE:
-            return [self.new(a.shape, _numpy_dtype(a.dtype), a) for a in arrays]
-        return [torch.empty_like(a, memory_format=torch.contiguous_format) for a in arrays]
+        empty = partial(torch.empty_like, memory_format=torch.contiguous_format)
+        most = max(map(torch.Tensor.numel, arrays)) * torch.float64.itemsize
+        if most < LARGE or _is_cuda(arrays[0]):
+            return list(map(empty, arrays))
+        return [
+            empty(a) if a.nbytes < LARGE else _large(a.shape, _numpy_dtype(a.dtype), a.device)()
+            for a in arrays
+        ]
 
     def new(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> Any:
         torch = sys.modules["torch"]
@@ -201,6 +206,7 @@ def _maker(model: Any, device: Any) -> partial[Any]:
 
 @lru_cache(1024)
 def _large(shape: Shape, dtype: np.dtype[Any], device: Any) -> partial[Any]:
+    """What makes tensors in C order, in memory that is kept for the next one if it can be."""
     return _maker(_model_of(Spec("", shape, dtype)), device)
 
 

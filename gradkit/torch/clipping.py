@@ -139,6 +139,7 @@ def clip_grad_norm_(
         p: above 0, or infinity.
     error_if_nonfinite : bool
         Raise an error if the norm is NaN or infinite, and write nothing; waits for the device.
+        Not together with ``nonfinite``.
     foreach
         No effect.
     scale, nonfinite, found_inf, clip, count, eps_mode
@@ -231,7 +232,7 @@ def clip_grads_with_norm_(
 
     Parameters
     ----------
-    parameters : Tensor or iterable of Tensor
+    parameters : Tensor, or iterable of Tensor or of (name, Tensor) pairs
         Their ``grad`` is **written in place**; those without one are skipped.
     max_norm : float, or 0-d Tensor
         At least 0.
@@ -280,7 +281,7 @@ def clip_grad_value_(
 
     Parameters
     ----------
-    parameters : Tensor or iterable of Tensor
+    parameters : Tensor, or iterable of Tensor or of (name, Tensor) pairs
         Their ``grad`` is **written in place**; those without one are skipped. NaN stays NaN.
     clip_value : float
         At least 0.
@@ -435,7 +436,7 @@ def items(grads: Grads) -> Iterable[tuple[Any, Tensor]]:
 
 
 def _is_pair(each: Any) -> bool:
-    return type(each) is tuple and [*map(type, each[:1]), len(each)] == [str, 2]
+    return type(each) is tuple and len(each) == 2 and isinstance(each[0], str)
 
 
 def _plain(grad: Tensor) -> Tensor:

@@ -21,14 +21,15 @@ namespace nb = nanobind;
 
 namespace {
 
-constexpr size_t HUGE_PAGE = size_t{1} << 21, PAGES = size_t{1} << 16, LARGE = size_t{1} << 22;
+constexpr size_t HUGE_PAGE = size_t{1} << 21, PAGES = size_t{1} << 16;
+constexpr size_t WORTH_LENDING = size_t{1} << 22;  // to the system
 constexpr size_t MOST_KEPT = size_t{1} << 28, MOST_OF_SMALL = size_t{1} << 25;
 
 #ifdef MADV_FREE
 
 // Whole huge pages, which all begin where those do: of others the system makes small ones.
 char* from_system(size_t size) {
-    const size_t beside = size < LARGE ? 0 : HUGE_PAGE;
+    const size_t beside = size < WORTH_LENDING ? 0 : HUGE_PAGE;
     void* const mapped = mmap(
         nullptr, size + beside, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0
     );
@@ -61,8 +62,8 @@ bool can_be_kept(const Block&) { return false; }
 
 #endif
 
-// What nothing holds, the oldest first: large blocks, or small ones. Nobody waits for the lock, which after a fork may be held for
-// good: blocks then come from the system, and go to it.
+// What nothing holds, the oldest first: large blocks, or small ones. Nobody waits for the lock, which
+// after a fork may be held for good: blocks then come from the system, and go to it.
 class Kept {
 public:
     // Nothing is thrown when a result is freed.
@@ -86,7 +87,7 @@ public:
 
     void keep(const Block& block) {
         const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-        const bool lends = block.size >= LARGE;
+        const bool lends = block.size >= WORTH_LENDING;
         if (!lock || block.size > most_ || (lends && !can_be_kept(block))) {
             to_system(block);
             return;
@@ -117,8 +118,8 @@ private:
 // Those of a size, for as long as the process: results may outlive the module.
 Kept& kept(size_t size) {
     static Kept& small = *new Kept(MOST_OF_SMALL, PAGES);
-    static Kept& large = *new Kept(MOST_KEPT, LARGE);
-    return size < LARGE ? small : large;
+    static Kept& large = *new Kept(MOST_KEPT, WORTH_LENDING);
+    return size < WORTH_LENDING ? small : large;
 }
 
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig>;
@@ -135,11 +136,12 @@ Bytes memory(size_t size) {
 }  // namespace
 
 Block block_of(size_t size) {
-    const size_t pages = size < LARGE ? PAGES : HUGE_PAGE, whole = (size + pages - 1) / pages * pages;
+    const size_t pages = size < WORTH_LENDING ? PAGES : HUGE_PAGE;
+    const size_t whole = (size + pages - 1) / pages * pages;
     Block block = kept(whole).take(whole);
     if (!block.data) block = {from_system(whole), whole};
     if (!block.data) {
-        for (const size_t each : {PAGES, LARGE}) kept(each).drop_all();
+        for (const size_t each : {PAGES, WORTH_LENDING}) kept(each).drop_all();
         block.data = from_system(whole);
     }
     if (!block.data) throw std::bad_alloc();

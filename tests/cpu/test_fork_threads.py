@@ -53,8 +53,10 @@ def test_the_number_of_cores_does_not_change_the_bits(workers, threads_of):
 
 
 @pytest.mark.guarantee("Thread-safe")
-def test_eight_threads_at_once():
+@BOTH
+def test_eight_threads_at_once(threads_of):
     expected = work()
+    threads_of(3)
     with ThreadPoolExecutor(8) as pool:
         jobs = [pool.submit(work) for _ in range(16)]
     for job in jobs:
