@@ -1,1 +1,1 @@
-"""How fast gradkit is compared with other libraries: ``python -m benchmarks``; see README.md."""
+"""Speed of gradkit compared with other libraries: ``python -m benchmarks``; see README.md."""

@@ -1,4 +1,4 @@
-"""Where a benchmark's arrays lie and how a call on them is timed: a CPU, a GPU, its emulator."""
+"""Devices that a benchmark's arrays lie on, and their clocks: a CPU, a GPU, its emulator."""
 
 import time
 from collections.abc import Callable

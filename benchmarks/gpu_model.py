@@ -88,7 +88,7 @@ _PEERS = ("cuDNN", "PyTorch", "torch.compile")  # as below
 
 
 class Peers(NamedTuple):
-    """What others published of a gradient in bfloat16 on an H200, in microseconds; 0: nothing."""
+    """Published times of a gradient in bfloat16 on an H200, in microseconds; 0: none."""
 
     operation: str
     rows: int
@@ -122,7 +122,7 @@ class Launch(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """How many there are in all."""
+        """Number of threads in all blocks."""
         return math.prod(self.grid) * math.prod(self.block)
 
 
@@ -292,7 +292,7 @@ def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
 
 
 def _launched(launch: Launch, work: Work, card: Card, tables: "Tables", times: int) -> Prediction:
-    """How long a kernel takes by each limit that a call launches so many ``times``."""
+    """Predict the time of a kernel, by each limit, that a call launches so many ``times``."""
     itemsize = DTYPES[work.dtype].itemsize
     moved = launch.bytes + work.passes.get(launch.kernel, 0) * work.elements * itemsize
     code = tables.code(launch, card.sm)
@@ -331,7 +331,7 @@ def _issued(launch: Launch, work: Work, code: Cells) -> float:
 
 
 def _is_counted(launch: Launch, work: Work) -> bool:
-    """Whether what was counted, without idle threads and in whole packs, is of rows like these."""
+    """True if what was counted, without idle threads and in whole packs, is of rows like these."""
     if launch.kernel != _ROWS:
         return True
     held = _number("CHUNKS", launch.macros) * _number("VEC", launch.macros)
@@ -340,7 +340,7 @@ def _is_counted(launch: Launch, work: Work) -> bool:
 
 
 def _tail(launch: Launch, work: Work) -> float:
-    """How much longer blocks of rows take for those that have no row in the last round."""
+    """Factor on the time of blocks of rows for those that have no row in the last round."""
     if launch.kernel != _ROWS:
         return 1.0
     at_once = launch.grid[0] * launch.block[1]
@@ -374,7 +374,7 @@ class Tables:
         return (one + (thousand - one) * (work.arrays - 1) / 999) * 1e-6
 
     def executed(self, operation: str, kernel: str, dtype: str) -> Cells | None:
-        """What a kernel executes; float16 counts as bfloat16 if it has no row."""
+        """Return what a kernel executes; float16 counts as bfloat16 if it has no row."""
         for name in (dtype, "bfloat16"):
             if row := self._executed.get((operation, name, kernel)):
                 return row
@@ -402,7 +402,7 @@ def _as_bf16(found: "re.Match[str]") -> str:
 
 
 def beside_published(tables: "Tables") -> list[list[str]]:
-    """What is predicted of the device, and measured, beside what others published."""
+    """Compare predictions and measurements of the device with what others published."""
     rows = []
     for name, m, d, *times in PUBLISHED:
         work = _norm(name, m, d, "bfloat16")
@@ -434,7 +434,7 @@ def _recorded_as(work: Work) -> tuple[str, str, str]:
 
 
 def beside_measured(tables: "Tables") -> Iterator[tuple[Work, Prediction, float]]:
-    """What is predicted of the device, and the seconds that were measured there."""
+    """Pair predictions of the device with the seconds that were measured there."""
     card = CARDS[0]
     for work in works():
         if seconds := measured(card).get(_recorded_as(work)):
@@ -443,7 +443,7 @@ def beside_measured(tables: "Tables") -> Iterator[tuple[Work, Prediction, float]
 
 
 def by_limiter(found: Sequence[tuple[Work, Prediction, float]]) -> Iterator[list[str]]:
-    """How often each limit decides, and the quartiles of measured / predicted there and in all."""
+    """Rows of each limit: cases it decides, quartiles of measured / predicted; last, of all."""
     ratios: dict[str, list[float]] = {}
     for _, prediction, seconds in found:
         for limiter in (prediction.limiter, "all"):

@@ -1,4 +1,4 @@
-"""What bounds calls that are not far ahead of every peer: ``python -m benchmarks.limits``.
+"""Bounds of calls that are not far ahead of every peer: ``python -m benchmarks.limits``.
 
 Prints the milliseconds on one thread and on all: of the call, of the peer's on the same arrays, and
 of what the call does in part, all in turns like a case.

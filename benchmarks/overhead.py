@@ -1,4 +1,4 @@
-"""What a call costs apart from its arithmetic, in microseconds, by pyperf.
+"""Cost of a call apart from its arithmetic, in microseconds, by pyperf.
 
 ``python -m benchmarks.overhead GROUP [--in-turns] [pyperf's options]`` times small arrays
 in several ways, each in processes of its own (pyperf's defaults here: ``-p 3 -n 5``), and prints

@@ -1,4 +1,4 @@
-"""What one norm over many ranks costs on a network: ``python -m benchmarks.ranks_model``.
+"""Cost of one norm over many ranks on a network: ``python -m benchmarks.ranks_model``.
 
 Writes the tables of docs/scaling.md, whose text has the assumptions.
 A model, never a measurement. Each collective is a list of steps in which every rank sends one
@@ -37,7 +37,7 @@ class Network(NamedTuple):
     bandwidth: float
 
     def seconds(self, sizes: list[int]) -> float:
-        """What messages take one after another."""
+        """Time of messages that are sent one after another."""
         return len(sizes) * self.latency + sum(sizes) / self.bandwidth
 
 
@@ -46,7 +46,7 @@ ARIES = Network(1.30e-6, 9607e6)
 
 
 def bruck(ranks: int) -> list[Step]:
-    """What each rank holds doubles in every step, until it is everything."""
+    """Steps of Bruck's algorithm: each doubles what a rank holds, until it is everything."""
     steps, held = [], 1
     while held < ranks:
         steps.append(Step(held, min(held, ranks - held)))
@@ -60,7 +60,7 @@ def ring(ranks: int) -> list[Step]:
 
 
 def mpich(ranks: int) -> Callable[[int], list[Step]]:
-    """What MPICH chooses for ``STATE`` bytes a rank (src/mpi/coll/coll_selection.json).
+    """The algorithm of MPICH for ``STATE`` bytes a rank (src/mpi/coll/coll_selection.json).
 
     Its recursive doubling sends as many messages and bytes as Bruck's algorithm.
     """
@@ -70,7 +70,7 @@ def mpich(ranks: int) -> Callable[[int], list[Step]]:
 
 
 def delivered(steps: list[Step], ranks: int) -> list[list[int]]:
-    """Which ranks' blocks each rank holds in the end, in the order of their coming."""
+    """Ranks whose blocks each rank holds in the end, in the order of their arrival."""
     held = [[rank] for rank in range(ranks)]
     for step in steps:
         sent = [own[-1:] if step.newest else own[: step.blocks] for own in held]

@@ -97,7 +97,7 @@ def list_bytes(shapes: Sequence[Shape], dtype: str) -> int:
 
 
 class Chosen(NamedTuple):
-    """What a device measures; ``others`` are dtypes in which only the first shape is measured."""
+    """Sizes that a device measures; in ``others``, only the first shape is measured."""
 
     norms: list[tuple[int, int]]
     samples: list[Shape]

@@ -1,4 +1,4 @@
-"""What a training step does between the backward pass and the optimiser, in one call.
+"""A training step between the backward pass and the optimiser, in one call.
 
 gradkit's call, the several of gradkit that it saves, and those of PyTorch and of optax, which runs
 under jax.jit and makes new arrays.

@@ -18,5 +18,5 @@ extern "C" __global__ void hold(long long cycles) {
     while (clock64() - start < cycles) {}
 }
 
-// What a launch costs by itself.
+// A kernel that does nothing: the cost of a launch.
 extern "C" __global__ void nothing(float* a, float* b, long long n) {}

@@ -68,7 +68,7 @@ ROWS = [_rows(chunks, each=each) for chunks in (4, 2, 1) for each in (False, Tru
 
 
 class Case(NamedTuple):
-    """What makes a call of gradkit's and one of PyTorch's, and the variants of the former."""
+    """Maker of a call of gradkit's and one of PyTorch's, and the variants of the former."""
 
     calls: Callable[[Device], tuple[Call, Call]]
     variants: list[Variant]

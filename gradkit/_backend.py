@@ -51,20 +51,20 @@ class Views(list[Array]):
 
 
 def picked(views: Sequence[Array], chosen: Iterable[Any]) -> Sequence[Array]:
-    """Those of a call's gradients that are chosen."""
+    """Select gradients of a call."""
     if isinstance(views, list):
         return Views(compress(views, chosen))
     return views.picked(chosen)  # type: ignore[attr-defined]  # compiled code's own table
 
 
 class OneDevice(NamedTuple):
-    """Those of a call's gradients that lie on one device."""
+    """The gradients of a call that lie on one device."""
 
     positions: tuple[int, ...]  # in the list of all
     views: Views
 
     def of(self, items: Sequence[Any]) -> list[Any]:
-        """Those of a list's items, one for each gradient of the call, that go with these."""
+        """Select the items of these gradients, from one for each gradient of the call."""
         return [items[k] for k in self.positions]
 
 

@@ -17,9 +17,9 @@ def ema_update(averages: A, params: Arrays, decay: Scalar) -> A:
     """Move exponential moving averages towards parameters, in place.
 
     ``averages = decay * averages + (1 - decay) * params``, computed as the average plus a part of
-    the difference: parameters that stay as they are leave averages that have reached them as they
-    are, and no difference overflows. A decay of 1 keeps every bit of the averages; one of 0 copies
-    the parameters, whatever the averages hold.
+    the difference: averages that have reached constant parameters do not move, and no difference
+    overflows. A decay of 1 keeps every bit of the averages; one of 0 copies the parameters,
+    whatever the averages hold.
 
     Parameters
     ----------

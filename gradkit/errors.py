@@ -40,7 +40,7 @@ class CudnnError(GradkitError, RuntimeError):
 
     @property
     def unsupported(self) -> bool:
-        """Whether cuDNN does not support the case, and nothing else is wrong."""
+        """True if cuDNN does not support the case, and nothing else is wrong."""
         return self.text.startswith(("CUDNN_STATUS_NOT_SUPPORTED", "CUDNN_STATUS_ARCH_MISMATCH"))
 
     def __reduce__(self) -> tuple[type, tuple[str, int | None, str]]:

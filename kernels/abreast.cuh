@@ -1,6 +1,6 @@
-// A pack's elements, ABREAST of which are computed with at once: two floats where one instruction does that.
+// Arithmetic on ABREAST elements of a pack at once: on two floats if one instruction computes both.
 //
-// Each is computed with as if it were alone, so results do not depend on ABREAST. Macros: DATA_T, VEC.
+// Each element is computed as if it were alone, so results do not depend on ABREAST. Macros: DATA_T, VEC.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 
 typedef Wide<DATA_T>::type A;
 
-// Of each of some elements a number.
+// One number of each of the elements that are computed together.
 template <bool TWO> struct AbreastOf {
     typedef A type;
     __device__ static __forceinline__ A join(A first, A) { return first; }
@@ -29,7 +29,7 @@ typedef Abreast::type Numbers;
 // The same number for each.
 __device__ __forceinline__ Numbers each(A x) { return Abreast::join(x, x); }
 
-// Those of a pack's elements from the k-th on. A number that is not needed yet would be kept until it is.
+// The numbers of a pack's elements from the k-th on. Taken before it is needed, one would occupy a register.
 template <typename T> __device__ __forceinline__ Numbers numbers_at(const Raw<T, VEC>& pack, int k) {
     if constexpr (ABREAST == 1) return widen(pack.at(k));
     else return Abreast::join(widen(pack.at(k)), widen(pack.at(k + 1)));

@@ -17,7 +17,7 @@
 #include "norm_parts.cuh"
 #endif
 
-// What becomes of a buffer. SET adds to -0, which is the product itself.
+// What a call does to a buffer. SET adds to -0, which is the product itself.
 enum Change { ADD, SET, COPY, KEEP };
 
 struct Clear : Op {

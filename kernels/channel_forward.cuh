@@ -4,7 +4,7 @@
 
 #include "channels.cuh"
 
-// What a thread needs to know of its channels. The mean in two parts: a single one is off by half
+// Statistics and parameters of a thread's channels. The mean in two parts: a single one is off by half
 // a unit in the last place, which may be large compared with x - mean.
 struct Parameters { A high[OWN], low[OWN], inv_std[OWN], scale[OWN], bias[OWN]; };
 

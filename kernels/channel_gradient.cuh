@@ -7,7 +7,7 @@
 // Packs, a multiple of AT_ONCE, that are summed in the accumulation dtype before they go to double.
 #define STRETCH 16
 
-// What a thread needs to know of its channels.
+// Statistics of a thread's channels.
 struct Channel { A mean[OWN], inv_std[OWN]; };
 
 __device__ __forceinline__ A xhat_of(const Raw<DATA_T, VEC>& x, int k, const Channel& of) {

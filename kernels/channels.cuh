@@ -22,13 +22,13 @@ typedef Wide<DATA_T>::type A;
 struct Shape {
     i64 before, channels, after;
 
-    // As of arrays whose columns are not their channels (groups.cuh).
+    // The names that an Extent of groups.cuh has, whose columns are not its channels.
     __device__ __forceinline__ i64 columns() const { return channels; }
     __device__ __forceinline__ i64 statistics() const { return channels; }
     __device__ __forceinline__ i64 run() const { return after; }
 };
 
-// Where a thread's columns are: channels of an array that begins at `start`.
+// The place of a thread's columns: channels of an array that begins at `start`.
 struct Place {
     i64 start, channel;
     Shape shape;
@@ -45,7 +45,7 @@ __device__ __forceinline__ Place place_of(const Shape& of, i64 column) {
     return {0, column, of};
 }
 
-// Where the first element of a column's channel is.
+// The index of the first element of a column's channel.
 __device__ __forceinline__ i64 origin_of(const Shape& of, i64 column) { return column * of.after; }
 
 // Visits a thread's share of the packs of its channels. It divides once, not at each step.
@@ -116,7 +116,7 @@ __device__ __forceinline__ i64 first_channel(i64 run) {
 }
 __device__ __forceinline__ i64 channel_step() { return gridDim.x * channels_of_block(); }
 
-// How many elements of a thread's pack belong to the first of its two channels, if LAST is 2.
+// The number of elements of a thread's pack in the first of its two channels, if LAST is 2.
 __device__ __forceinline__ int of_first_channel(i64 run) {
     return static_cast<int>(run) - static_cast<int>(threadIdx.x * VEC % static_cast<u32>(run));
 }

@@ -26,18 +26,18 @@ constexpr int ALL_CHUNKS = CHUNKS + ODD;
 
 __device__ __forceinline__ constexpr bool is_border(int chunk) { return ODD && chunk == CHUNKS; }
 
-// Whether a chunk has a k-th element.
+// True if a chunk has a k-th element.
 __device__ __forceinline__ constexpr bool has(int chunk, int k) { return k == 0 || !is_border(chunk); }
 
 // The columns in whole packs.
 __device__ __forceinline__ int packed(int width) { return width & -VEC; }
 
-// Whether a chunk that begins at `column` exists.
+// True if a chunk that begins at `column` exists.
 __device__ __forceinline__ bool is_inside(int chunk, int column, int width) {
     return column < (ODD && !is_border(chunk) ? packed(width) - VEC : width);
 }
 
-// Of rows without gaps.
+// The elements between a boundary of packs and the start of a row, if rows have no gaps.
 __device__ __forceinline__ u32 lead_of(i64 row, int width) {
     return static_cast<u32>(row) * static_cast<u32>(width) % VEC;
 }

@@ -1,6 +1,6 @@
 // The factor for gradients of a given norm, on GPUs and CPUs.
 //
-// Whoever includes this has INLINE and NOT_A_DOUBLE.
+// A file that includes this defines INLINE and NOT_A_DOUBLE.
 
 #pragma once
 

@@ -8,7 +8,7 @@
 #define CLUSTER 8            // blocks: the most that every such device takes
 #define CLUSTER_THREADS 512  // of a block, at most
 
-// What blocks tell each other for one sum: the total of each warp of the cluster. Two calls of
+// The slots in which blocks exchange one sum: the total of each warp of the cluster. Two calls of
 // `cluster_sums` in a row use different ones.
 constexpr int CLUSTER_WARPS = CLUSTER * CLUSTER_THREADS / WARP;
 template <typename T> struct ClusterSlots { T totals[2][CLUSTER_WARPS]; };

@@ -89,7 +89,7 @@ __device__ __forceinline__ void sum_share_in_double(
     }
 }
 
-// Whether sums about a centre lost nothing that counts, and no distance overflowed.
+// True if sums about a centre lost nothing that counts, and no distance overflowed.
 __device__ __forceinline__ bool exact_enough(const Sums& sums) {
     bool exact = true;
 #pragma unroll

@@ -117,7 +117,7 @@ __device__ __forceinline__ Pair<double> share_of_moments(const DATA_T* held, int
     return share_in_double(held, packs, centre);
 }
 
-// Where an element is in its group.
+// The place of an element in its group.
 struct Place {
     int channel, within;
 
@@ -132,7 +132,7 @@ struct Place {
     }
 };
 
-// What a thread needs to know of its group. The mean in two parts: a single one is off by half a unit
+// Statistics of a thread's group. The mean in two parts: a single one is off by half a unit
 // in the last place, which may be large compared with x - mean.
 struct Group { A high, low, inv_std; };
 
@@ -187,8 +187,8 @@ __device__ __forceinline__ void normalize_share(
     });
 }
 
-// Of `row_sums`, always those of its first turn: the barrier of the other sum separates one group's use
-// from the next one's.
+// Slots of `row_sums`, which takes those of its first turn: the barrier of the other sum separates one
+// group's use from the next one's.
 struct Slots {
     double sums[WARP];
     Pair<double> moments[WARP];

@@ -16,7 +16,7 @@ __device__ __forceinline__ double mean_about(double origin, double total, i64 co
     return fabs(total) <= LARGEST ? fmin(fmax(mean, -LARGEST), LARGEST) : mean;
 }
 
-// What a mean distance from a centre adds to it: nothing if it is lost, since distances of float64
+// The correction of a centre by a mean distance from it: 0 if that is lost, since distances of float64
 // elements may overflow although they and their mean are finite. Their variance is then infinite.
 template <typename A>
 __device__ __forceinline__ double correction_of(double distance, const double* centre) {

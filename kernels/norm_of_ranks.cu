@@ -24,7 +24,7 @@ __device__ __forceinline__ u64 digested(u64 digest, double number) {
     return digest ^ digest >> 32;
 }
 
-// What stands for the numbers of a call: a whole number that a double holds.
+// A digest of a call's numbers: a whole number that a double holds.
 __device__ __forceinline__ double digest_of(double scale, double max_norm) {
     return static_cast<double>(digested(digested(0, scale), max_norm) >> 11);
 }
@@ -44,7 +44,7 @@ __device__ __forceinline__ double fault_of(const double* state, double digest, d
     return failed ? 1 : differs ? 2 : other ? 3 : 0;
 }
 
-// Whether no rank is at fault. A fault goes where none is noted yet.
+// True if no rank is at fault. A fault goes where none is noted yet.
 __device__ __forceinline__ bool all_agree(const double* state, u32 ranks, double digest, double numbers,
                                           double* faults) {
     bool agree = true;  // no write in this loop, or a load would wait for it

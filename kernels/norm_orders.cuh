@@ -57,7 +57,7 @@ __device__ __forceinline__ Single normalized(Single sum) {
     return {hi, sum_of(difference_of(sum.hi, hi), sum.lo)};
 }
 
-// What a lane has added up of a chunk; `waiting` are sums of 2 * TURNS turns at most.
+// A lane's sums of a chunk; `waiting` are sums of 2 * TURNS turns at most.
 struct Share { Part part; Single waiting; };
 
 // No sum above this waits: those of all lanes of a warp then add up without overflow.
@@ -167,7 +167,7 @@ __device__ __forceinline__ void include_packs(Share& share, const Held<T, T, N> 
     }
 }
 
-// What all orders but the largest are.
+// The operation of all orders but the largest.
 struct Addition {
     __device__ static __forceinline__ void divide(Part& part, double count) {
         part.hi /= count;

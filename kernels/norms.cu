@@ -1,4 +1,4 @@
-// What joins the partials of norm.cu other than into one norm.
+// Joins the partials of norm.cu into results other than one norm.
 //
 //   norms_finish: out = a norm per tensor times a magnitude, and found_inf, as norm_finish
 //   norm_parts:   joined = the Part of the list or of each tensor, for a norm over ranks

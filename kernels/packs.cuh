@@ -13,7 +13,7 @@ template <typename T> constexpr int words() { return (sizeof(T) + 3) / 4; }
 // The number of elements, of N, that one instruction moves: at most 16 bytes.
 template <typename T, int N> constexpr int piece() { return N * sizeof(T) <= 16 ? N : 16 / sizeof(T); }
 
-// What a register holds of a pack of T: an element, or two of 16 bits.
+// A register's share of a pack of T: an element, or two of 16 bits.
 template <typename T, bool PAIRS> struct Word {
     typedef T type;
     __device__ static __forceinline__ T both(T x) { return x; }
@@ -30,7 +30,7 @@ template <typename T> struct Word<T, true> {
     __device__ static __forceinline__ void put(u32& word, int k, T x) {
         word = (word & ~(0xffffu << (16 * k))) | static_cast<u32>(x.bits) << (16 * k);
     }
-    // What begins with the k-th half of the first of two words.
+    // The word that begins with the k-th half of the first of two words.
     __device__ static __forceinline__ u32 across(u32 first, u32 second, int k) {
         return __funnelshift_r(first, second, 16 * k);
     }

@@ -43,7 +43,7 @@ __device__ __forceinline__ void enclose(Real<f32> x, const Factor& by, Real<f32>
         other = product * Real<f32>{1 + 0x1p-23f};
     } else {
         const Real<f32> product = x * Real<f32>{by.near}, minus = {negative_of(x.value)};
-        // What is added too much rather than what is lost: so -0 stays -0.
+        // The excess rather than the loss of the product: so -0 stays -0.
         const Real<f32> excess = fused(minus, {by.rest}, fused(minus, {by.near}, product));
         one = fused(excess, {-1 + 0x1p-20f}, product);
         other = fused(excess, {-1 - 0x1p-20f}, product);

@@ -4,7 +4,7 @@
 // state begins at the key (Steele, Lea and Flood, OOPSLA 2014; it passes BigCrush). So any part of a
 // list can be computed by itself. gradkit/_numpy/at_random.py has the same in NumPy.
 //
-// Whoever includes this has f16, bf16, u32, u64 and INLINE.
+// A file that includes this defines f16, bf16, u32, u64 and INLINE.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Whether a step is taken: the norm is finite and at most a limit, and nothing was found.
+// True if a step is taken: the norm is finite and at most a limit, and nothing was found.
 //
 // With *max_norm, or `limit` if `max_norm` is null. `found_inf`: one number, or null. The verdict is
 // written with =: 1 or 0. A limit or a found_inf that is NaN gives 0. Deterministic.

@@ -41,7 +41,7 @@ struct TensorList {
 #endif
 };
 
-// What one lane holds between `fetch` and `finish` of N elements.
+// Registers of one lane between `fetch` and `finish` of N elements.
 template <typename S, typename T, int N> struct Held { Raw<S, N> source; Raw<T, N> target; };
 
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % WARP); }
@@ -125,13 +125,13 @@ struct ReadsBoth : Op {
 
 constexpr int TURNS = 8;
 
-// Whether a lane rests after a turn, in which all lanes took `step` of the `left` elements from its own
+// True if a lane rests after a turn, in which all lanes took `step` of the `left` elements from its own
 // on: if a multiple of TURNS turns is to come. So short loops have no rest.
 __device__ __forceinline__ bool is_time_to_rest(int left, int step) {
     return left > step && (left - 1) / step % TURNS == 0;
 }
 
-// What one lane fetched in a batch, of which the first `count` packs exist and the rest are zeros.
+// Finishes what one lane fetched in a batch; the first `count` packs exist, the rest are zeros.
 template <typename S, typename T, int N, int B, typename O>
 __device__ __forceinline__ void finish_all(O& op, const Held<S, T, N> (&held)[B], const S* source, T* target, int count) {
 #pragma unroll

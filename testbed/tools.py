@@ -1,4 +1,4 @@
-"""What of the tools that the testbed runs is on this machine."""
+"""Search for the tools that the testbed runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a test's arrays live and what computes on them: one object a backend.
+"""Backends of tests, one object each: where arrays live, and what computes on them.
 
 A behavioural test takes the ``backend`` fixture, makes its arguments with ``asarray``, calls
 gradkit's public functions, and looks at results through ``asnumpy``. A further backend joins
@@ -82,7 +82,7 @@ class Backend:
         return _bytes(array)
 
     def launches(self):
-        """How many kernels have run, where they are counted."""
+        """Number of kernels that have run, if they are counted."""
         return 0
 
 
@@ -139,12 +139,12 @@ class Emulated(Backend):
         return nullcontext()
 
     def make(self, **options):
-        """What computes on arrays of this backend."""
+        """Make a backend that computes on arrays like these."""
         return emulated_backend(**options)
 
     @contextmanager
     def sized(self, **options):
-        """What puts arrays on a device of another size, on which grids depend."""
+        """Yield a function that puts arrays on a device of another size, on which grids depend."""
         cuda = self.make(**options)
         yield lambda array: on_device(cuda.device.xp.array(array), cuda)
 
@@ -262,7 +262,7 @@ class CuPy(Backend):
 
 
 def _first(array):
-    """How many bytes of its memory lie before an array's first element."""
+    """Number of bytes of its memory before an array's first element."""
     steps = zip(array.shape, array.strides, strict=True)
     return sum(max(0, (1 - length) * stride) for length, stride in steps) if array.size else 0
 
@@ -274,7 +274,7 @@ def _bytes(array):
 
 
 def has_gpu():
-    """Whether CuPy is installed and finds a device."""
+    """Return whether CuPy is installed and finds a device."""
     if importlib.util.find_spec("cupy") is None:
         return False
     import cupy

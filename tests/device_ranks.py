@@ -46,7 +46,7 @@ class Remembering:
         return array
 
     def holds(self, address, size):
-        """Whether so many bytes lie in an array of this device."""
+        """Return whether so many bytes lie in an array of this device."""
         return any(start <= address and address + size <= end for start, end in self.spans)
 
 
@@ -85,7 +85,7 @@ class RankBackend(CudaBackend):
 
 
 class Wire:
-    """What connects the ranks: each gives bytes and gets those of all."""
+    """Connection of the ranks: each gives bytes and gets those of all."""
 
     def __init__(self, size, timeout=20):
         self.size, self.sent = size, [[] for _ in range(size)]
@@ -174,7 +174,7 @@ class Communicator:
 
 
 class StubTorch:
-    """What ``from_torch`` uses of PyTorch; its tensors on a GPU are arrays of a rank's device.
+    """The part of PyTorch that ``from_torch`` uses; tensors are arrays of a rank's device.
 
     A thread is a process: it has a current device, and its rank is that device's number.
     """
@@ -324,7 +324,7 @@ class DeviceRanks:
             self.groups = list(map(make, self.communicators))
 
     def over(self, parts):
-        """What each rank holds, on its device."""
+        """Put each rank's gradients on its device."""
         pairs = zip(self.backends, parts, strict=True)
         return [[None if g is None else own.put(g) for g in part] for own, part in pairs]
 

@@ -42,7 +42,7 @@ def chunk(x, pieces, index, dim):
 
 
 def local_of(whole, mesh, placements):
-    """What a rank has of a whole tensor."""
+    """Part of a whole tensor that a rank has."""
     if mesh.coordinate is None:
         return np.zeros((0,) * whole.ndim)
     for pieces, index, placement in zip(mesh.shape, mesh.coordinate, placements, strict=True):
@@ -94,7 +94,7 @@ class Layout:
         return Shard(int(self.rng.integers(ndim)), int(self.rng.choice([1, 1, 2, 3])))
 
     def shards(self, group, make=np.array):
-        """What one rank holds; ``make``: its gradients from NumPy arrays."""
+        """Shards of one rank; ``make``: its gradients from NumPy arrays."""
         stage, data, tensor = np.argwhere(self.grid == group.rank)[0]
         found, names, kinds = {}, {}, {}
         for name, kind, at, whole, placements in self.tensors:

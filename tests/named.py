@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def is_test(name):
-    """Whether there is such a test, or such a class of tests: ``tests/test_x.py::test_y``."""
+    """True if there is such a test, or such a class of tests: ``tests/test_x.py::test_y``."""
     file, _, path = name.partition("::")
     return (ROOT / file).is_file() and path in _tests_in(file)
 

@@ -1,4 +1,4 @@
-"""What results must be, by the plainest formulas in the widest arithmetic at hand.
+"""Expected results, by the plainest formulas in the widest arithmetic at hand.
 
 Nothing here is shared with gradkit. The formulas are themselves checked in ``test_oracle.py``
 by differentiating the forward passes.

@@ -152,7 +152,7 @@ class Problem:
 
     @property
     def addends(self):
-        """How many terms a parameter's gradient has."""
+        """Number of terms of a parameter's gradient."""
         return math.prod(self.x.shape) // math.prod(self.tail)
 
     @property
@@ -161,7 +161,7 @@ class Problem:
         return {"channel_axis" if self.batch else "axis": self.axis}
 
     def forward(self):
-        """What the forward pass must give."""
+        """Expected results of the forward pass."""
         scale, bias = self.per_column(self.scale), self.per_column(self.bias)
         return oracles.forward(self.rows(self.x), scale, bias, self.eps, centred=self.centred)
 
@@ -179,7 +179,7 @@ class Problem:
         return oracles.normalised(self.rows(self.x), mean, self.inv_std.reshape(-1))
 
     def gradients(self, xhat=None):
-        """What the backward pass must give."""
+        """Expected results of the backward pass."""
         return oracles.gradients(
             self.rows(self.dy),
             self.xhat if xhat is None else xhat,

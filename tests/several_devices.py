@@ -41,7 +41,7 @@ class Devices:
         return [self.put(k, host) for k, host in zip(numbers, hosts, strict=True)]
 
     def settled(self):
-        """Whether none is current any more, and nobody's memory is still to be copied."""
+        """Return whether none is current any more, and nobody's memory is still to be copied."""
         return self.current is None and not any(device.unread() for device in self.all)
 
 
@@ -119,7 +119,7 @@ class OrderedDevice(RankDevice):
         self.done[self.number] += 1
 
     def unread(self):
-        """Who may still read memory of this device when what is queued next runs."""
+        """Readers that may still read this device's memory when the work queued next runs."""
         return [(who, when) for who, when in self.readers if self.done.get(who, 0) < when]
 
     def holds(self, array):

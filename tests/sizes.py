@@ -1,4 +1,4 @@
-"""How much code there is, and what stands in it twice: ``python -m tests.sizes``.
+"""Amount of code, and what stands in it twice: ``python -m tests.sizes``.
 
 Counts lines that hold code: no blank ones, comments or docstrings. A signature is a function's
 lines from ``def`` to its body, or to the dots in the place of one. Logic is what is in bodies,
@@ -88,7 +88,7 @@ def repeated(paths: Iterable[Path], length: int) -> list[list[str]]:
 
 
 def class_names() -> Counter[str]:
-    """How often gradkit has a class of each name."""
+    """Number of classes of each name in gradkit."""
     files = sorted((ROOT / "gradkit").rglob("*.py"))
     nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
     return Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))

@@ -1,4 +1,4 @@
-"""What Hypothesis draws: shapes chosen to hurt, every dtype, every layout in memory."""
+"""Strategies of Hypothesis: shapes chosen to hurt, every dtype, every layout in memory."""
 
 import math
 

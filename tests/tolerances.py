@@ -88,12 +88,12 @@ def elementwise(kind, size, ref, dtype):
 
 
 def below_normal(kind, dtype, gain=1):
-    """What roundings of subnormal partial results add, which are not relative; ``gain`` follows."""
+    """Bound of roundings of subnormal partial results, which are not relative; ``gain`` follows."""
     return FACTOR[kind] * smallest(DTYPES[accumulation(str(dtype))]) / 2 * (1 + gain)
 
 
 def averaged(kind, size, ref, depth, dtype):
-    """What depends on a mean of ``depth`` terms of both signs: their roundings walk randomly."""
+    """Bound if a mean of ``depth`` terms of both signs is used: roundings walk randomly."""
     walk = 2 * np.sqrt(depth) * UNIT[accumulation(str(dtype))] * size
     return walk + elementwise(kind, size, ref, dtype)
 
@@ -141,7 +141,7 @@ def unit_norm(order, run_errors, host, whole):
 
 
 def guarded(size):
-    """What roundings of a step of a spike guard add to a result whose terms have a size."""
+    """Bound of roundings of a spike guard's step, of a result whose terms have a size."""
     return FACTOR["guard"] * (UNIT["float64"] * size + smallest(DTYPES["float64"]))
 
 
@@ -216,7 +216,7 @@ def assert_ulps(got, ref, most):
 
 
 def _ordinal(array):
-    """How many representable numbers above 0; in Python integers where int64 may overflow."""
+    """Count of representable numbers above 0; in Python integers where int64 may overflow."""
     magnitude = bits(np.abs(array)).astype(np.int64)
     signed = np.where(np.signbit(array), -magnitude, magnitude)
     return signed.astype(object) if array.itemsize == 8 else signed

@@ -57,7 +57,7 @@ class _Links(SphinxPostTransform):
 
 
 def _within(node: nodes.Node) -> bool:
-    """Whether a node is in a link or in a heading."""
+    """Say if a node is in a link or in a heading."""
     while node := node.parent:
         if isinstance(node, nodes.reference | nodes.title):
             return True

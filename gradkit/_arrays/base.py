@@ -33,7 +33,7 @@ class Framework:
     returns_views = False  # whether results are the arrays that a backend made, unchanged
 
     def owns(self, kind: type) -> bool:
-        """Whether arrays of this type belong to this library."""
+        """True if arrays of this type belong to this library."""
         raise NotImplementedError
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
@@ -50,11 +50,11 @@ class Framework:
         return said
 
     def computes_on(self, kind: type) -> bool:
-        """Whether arrays of this type are views already."""
+        """True if arrays of this type are views already."""
         return False
 
     def on_one_device(self, views: Iterable[Array]) -> bool:
-        """Whether all of these views, which are arrays of this library, are on one device."""
+        """True if all of these views, which are arrays of this library, are on one device."""
         return True
 
     def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Array]:
@@ -66,7 +66,7 @@ class Framework:
         return None
 
     def known_backend(self, device: int) -> Backend | None:
-        """What computes on the CUDA device of that number, if that is known without a view."""
+        """Backend of the CUDA device of that number, if that is known without a view."""
         return None
 
     def backend_of(self, view: Array) -> Backend:

@@ -160,7 +160,7 @@ class Exporter:
         return capsule
 
     def may_be_written(self) -> bool:
-        """Whether the last export was the array's own memory, and not read-only.
+        """True if the last export was the array's own memory, and not read-only.
 
         Without flags, as before DLPack 1.0, the array's CUDA interface says so, or nothing does.
         """

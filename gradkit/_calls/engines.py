@@ -1,4 +1,4 @@
-"""Which engine runs a batch norm: what callers may ask for, and what ran last."""
+"""The engines of batch norm: those that callers may ask for, and the one that ran last."""
 
 import threading
 
@@ -33,5 +33,5 @@ def ran(engine: str | None) -> None:
 
 
 def latest() -> str | None:
-    """What ran the last batch norm of this thread, if there was one."""
+    """Name of what ran the last batch norm of this thread, or None."""
     return getattr(_latest, "engine", None)

@@ -11,7 +11,7 @@ from gradkit._calls import roles
 
 
 def are_per_sample(scale: Shape, data: Shape, axis: int) -> bool:
-    """Whether a scale has leading dimensions of the data, then ones, then the normalised ones.
+    """True if a scale has leading dimensions of the data, then ones, then the normalised ones.
 
     Compilers trace this with batches of any size: only dimensions that must agree are compared.
     """
@@ -31,7 +31,7 @@ def lead_of(call: Any) -> Shape:
 
 
 def sample_count(call: Any) -> int:
-    """How many scales a call has."""
+    """Return the number of scales of a call."""
     return math.prod(lead_of(call))
 
 

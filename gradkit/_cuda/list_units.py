@@ -37,5 +37,5 @@ def scale_units(device: Device, call: ClipUnits) -> None:
 
 
 def joining_threads(table: Table) -> int:
-    """How many threads join a unit's partial results; the list decides, for bits depend on it."""
+    """Number of threads that join a unit's partial results: by the list, as bits depend on it."""
     return _MANY_THREADS if table.chunks > table.units * _MANY_PARTS else _FEW_THREADS

@@ -34,7 +34,7 @@ def blocks(shape: tuple[int, ...], limit: int = BLOCK) -> Iterator[Index]:
 
 
 def part(array: Array, index: Index) -> Array:
-    """What an index selects, as an array even if it is a single number."""
+    """Select by an index; a single number is an array, too."""
     whole: Any = (*index, ...)
     view: Array = array[whole]
     return view

@@ -1,4 +1,4 @@
-"""What a call was given: checked, seen as arrays that a backend computes on, with the way back.
+"""Opening a call: checks its arguments, views arrays for a backend, and wraps its results.
 
 ``call`` opens named arrays and ``gradients`` containers of them; ``outputs`` makes results or
 takes the caller's. ``dispatch`` runs records of calls; what shapes, dtypes and strides alone decide

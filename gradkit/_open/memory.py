@@ -1,4 +1,4 @@
-"""Which bytes an array covers, and whether arrays may be written side by side.
+"""Bytes that an array covers, and arrays that may be written side by side.
 
 Works on addresses, shapes and strides alone, so that host and device arrays go through the
 same code and no element is read.
@@ -35,7 +35,7 @@ def byte_range(backend: Backend, array: Array) -> tuple[int, int]:
 
 
 def overlaps_itself(array: Array) -> bool:
-    """Whether two elements of the array may share memory (a broadcast view, say).
+    """True if two elements of the array may share memory (a broadcast view, say).
 
     A search that takes too long, which no view that slicing makes does, counts as overlapping.
     """
@@ -55,7 +55,7 @@ def overlaps_itself(array: Array) -> bool:
 
 
 def _meets_itself(array: Array) -> bool:
-    """Whether elements share memory whose indices differ: along some axis, 0 and a later one."""
+    """True if elements share memory whose indices differ: along some axis, 0 and a later one."""
     whole = np.asarray(_AtAddress(_ANYWHERE, array))
     for axis, length in enumerate(array.shape):
         before = (slice(None),) * axis
@@ -65,7 +65,7 @@ def _meets_itself(array: Array) -> bool:
 
 
 def has_no_gaps(array: Array) -> bool:
-    """Whether the elements fill their memory, the first of it first, in any order of axes."""
+    """True if the elements fill their memory, the first of it first, in any order of axes."""
     if array.flags.c_contiguous:
         return True
     size = array.itemsize
@@ -78,7 +78,7 @@ def has_no_gaps(array: Array) -> bool:
 
 
 def is_writable(array: Array) -> bool:
-    """Whether its library lets it be written; CuPy does, but in memory that it borrowed to read."""
+    """True if its library lets it be written; CuPy does, but in memory that it borrowed to read."""
     flags = array.flags
     return flags.writeable if hasattr(flags, "writeable") else not cuda.is_read_only(array)
 
@@ -95,14 +95,14 @@ def writable(array: Array, label: str, instead: str) -> None:
 
 
 def plainly_apart(written: Sequence[Array | None], read: Sequence[Array | None]) -> bool:
-    """Whether a quick look shows that NumPy arrays can be written; a no may be wrong."""
+    """True if a quick look shows that NumPy arrays can be written; a no may be wrong."""
     return _host.code is not None and _host.code.apart(written, read)
 
 
 def whole_and_apart(
     backend: Backend, written: Sequence[Array | None], read: Iterable[Array | None]
 ) -> bool:
-    """Whether gapless arrays on a device are apart where they are written; a no may be wrong."""
+    """True if gapless arrays on a device are apart where they are written; a no may be wrong."""
     ends: dict[int, int] = {}  # of the ranges that begin at an address
     for array in read:
         if array is not None:
@@ -123,7 +123,7 @@ def whole_and_apart(
 
 
 def overlap(backend: Backend, a: Array, b: Array) -> bool:
-    """Whether two arrays share a byte. A search that takes too long counts as sharing."""
+    """True if two arrays share a byte. A search that takes too long counts as sharing."""
     return bool(a.size and b.size) and _share(_layout(backend, a), _layout(backend, b))
 
 
@@ -135,7 +135,7 @@ def _share(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
 
 
 def lie_apart(backend: Backend, arrays: Sequence[Array]) -> bool:
-    """Whether no two different arrays have bytes in one range; a no may be wrong."""
+    """True if no two different arrays have bytes in one range; a no may be wrong."""
     if arrays and type(arrays[0]) is np.ndarray:  # NumPy's own search is quicker
         return False
     different = {id(array): array for array in arrays}.values()
@@ -180,7 +180,7 @@ def _meetings(
 
 
 def same_elements(backend: Backend, a: Array, b: Array) -> bool:
-    """Whether two arrays are the very same elements in the same order."""
+    """True if two arrays are the very same elements in the same order."""
     return a is b or bool(
         a.shape == b.shape
         and a.strides == b.strides

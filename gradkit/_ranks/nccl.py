@@ -63,6 +63,6 @@ def ranks_of(communicator: Any) -> DeviceRanks:
 
 
 def _is_a(value: Any, package: str, name: str) -> bool:
-    """Whether a value is of a class of that name, from a package that need not be there."""
+    """True if a value is of a class of that name, from a package that need not be there."""
     kinds = ((kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__)
     return (package, name) in kinds

@@ -1,5 +1,5 @@
-// How arrays are cut depends on the shape and on the strides of x alone, and so do bits: not on
-// threads. What shares no statistic does not depend on one another.
+// The shape and the strides of x alone decide how arrays are cut, and so the bits: threads do not.
+// Channels that share no statistic do not depend on one another.
 
 #include "channel_calls.h"
 
@@ -25,9 +25,9 @@ constexpr i64 MOST_SHARES = 8, SHARES_LENGTH = 1 << 17;
 // Rows of channels: in so many pieces at most, and so many numbers in all their sums.
 constexpr i64 MOST_SLOTS = 64, SLOTS_LENGTH = 1 << 16;
 // Elements of a channel between those of the next that are few: they count as channels of a row.
-// Of a group norm fewer are, because each sample has such rows of its own.
+// Fewer of a group norm, because each sample has such rows of its own.
 constexpr i64 FEW_ELEMENTS = 32, FEWER_ELEMENTS = 8;
-// What is kept for each column of a row is, for so many, within the memory of a call.
+// State of up to so many columns fits the scratch memory of a call.
 constexpr i64 MOST_COLUMNS = 1 << 15, MOST_WIDTH = 1 << 14;
 // Lines of elements that are so short are copied together.
 constexpr i64 SHORT_LINE = 16;
@@ -53,7 +53,7 @@ template <typename T> void gather_all(char* data, const Axes& axes, i64 from, i6
     });
 }
 
-// And back.
+// The same the other way.
 template <typename T> void scatter_all(
     char* data, const Axes& axes, i64 from, i64 count, char* values
 ) {
@@ -68,7 +68,7 @@ struct Arranged : Array {
     Axes all;
 };
 
-// In which order the arrays are seen: x decides.
+// Order of the axes of all arrays: x decides.
 struct Layout {
     bool rows;    // of channels; else the elements of a channel, or of a group, lie together
     i64 samples;  // 1 of a batch norm
@@ -139,7 +139,7 @@ private:
     }
 };
 
-// What is found of a unit in one visit (float64: in two) of its elements: sums of distances from one
+// Results for a unit from one visit (float64: in two) of its elements: sums of distances from one
 // of them, which are 0 if all are equal. It is less than n - 1 deviations from the mean, for which
 // float64 has room beside float32. Of float64, distances from the mean correct what rounding left.
 // Sums of 16-bit numbers are in float32 first, and again in float64 if that had no room.
@@ -191,15 +191,15 @@ void split(double centre, double low, double* high, double* rest) {
 
 constexpr int GUESSES = 4;  // elements whose mean is near that of all
 
-// How many terms to add up before their sum is added to a total, so that neither has many: one total
-// of equal terms drifts by a unit for every four.
+// The number of terms that are added up before their sum is added to a total, so that neither has many: one
+// total of equal terms drifts by a unit for every four.
 i64 run_of(i64 terms, i64 least) {
     i64 run = least;
     while (run * run < terms) run *= 2;
     return run;
 }
 
-// What all units have in common.
+// Parameters that all units share.
 template <typename A> struct Shared {
     Shared(const ChannelCall& call, const ChannelKernels<A>& kernels)
         : call(call),
@@ -221,7 +221,7 @@ template <typename A> struct Shared {
           sums(over_samples() ? 2 * shares * columns : 0),
           moved(call.running_mean ? 2 * layout.channels : 0) {}
 
-    // Of the array that a slice is of, which decides how it is cut.
+    // A number of this slice's, scaled to the whole array, which decides how slices are cut.
     i64 of_whole(i64 own) const { return own / layout.channels * call.channels; }
 
     bool over_samples() const { return call.groups && call.reads == Reads::PRODUCTS; }
@@ -242,7 +242,7 @@ template <typename A> struct Shared {
 
     double inv_std_of(double variance) const { return 1 / __builtin_sqrt(variance + call.eps); }
 
-    // Those that the call was given.
+    // Arguments of the call.
     void read_statistics(i64 first, i64 count, double* mean, double* inv_std) const {
         for (i64 k = 0; !call.mean && k < count; ++k) mean[k] = 0;
         if (call.mean) read_numbers(call.mean, first, count, mean);
@@ -275,7 +275,7 @@ template <typename A> struct Shared {
         }
     }
 
-    // What is left once all units are done.
+    // The rest, once all units are done.
     void finish() {
         if (!sums.empty()) {
             add_up(call.sum_product, sums.data());
@@ -361,7 +361,7 @@ public:
     virtual void measure(i64 piece, A* scratch) = 0;
     virtual void write(i64 piece, A* scratch) = 0;
 
-    // Whether all pieces are to be measured again.
+    // True if all pieces are to be measured again.
     bool digest() {
         double *first = sums(0), *second = sums(1);
         by_halves(first, slots, columns);
@@ -550,7 +550,7 @@ private:
         });
     }
 
-    // Whether a statistic is known now.
+    // True if a statistic is known now.
     bool visited(i64 k, double sum, double squares) {
         Moments& moments = moments_[k];
         if (moments.done) return true;
@@ -680,7 +680,7 @@ private:
         i64 slot, channel, channels, lines, count, from;  // from which element of each channel
     };
 
-    // What is fetched while sums are taken: the next row of the same channels, if others lie between,
+    // Prefetched while sums are taken: the next row of the same channels, if others lie between,
     // which a processor does not foresee; of a small group its result, which is written after that, but
     // for 16 bits, where it is not worth it; or what a gradient reads next anyway.
     i64 ahead_of(const Lines& own, const Piece& at) const {
@@ -694,7 +694,7 @@ private:
         return this->shared.call.reads == Reads::PRODUCTS ? AHEAD : 0;
     }
 
-    // And while it is written: where the next row of a result will be, if its channels are few.
+    // Prefetched while a result is written: its next row, if its channels are few.
     i64 to_next_row(const Lines& x, const Lines& out, const Piece& at) const {
         const bool few = this->shared.call.reads != Reads::NOTHING;
         const bool apart = few && out.stride > at.channels * at.count * this->shared.item;
@@ -702,8 +702,8 @@ private:
         return apart && alike && !this->shared.streamed ? out.data - x.data + out.stride : 0;
     }
 
-    // And while a gradient is: of a small group the next one, in both arrays, or its memory would be
-    // waited for where nothing else is done.
+    // Prefetched while a gradient is written: the next small group, in both arrays. Its memory would be
+    // waited for otherwise, while nothing else is done.
     Ahead to_next_group(const Piece& at, i64 next_row) const {
         const i64 size = at.channels * at.lines * at.count * this->shared.item;
         const bool groups = this->shared.call.groups && this->pieces == 1;
@@ -747,7 +747,7 @@ private:
         return length < SHORT_LINE ? channel_size(shared) : length;
     }
 
-    // Of a group's channels: one if a piece has a line of each of them, which are as lines of one.
+    // Channels of a group: one if a piece has a line of each of them, which are as lines of one.
     static i64 sums_of(const Shared<A>& shared, i64 channels, i64 step, i64 several) {
         if (!shared.call.groups) return 1;
         const bool one = shared.call.reads == Reads::DEVIATIONS && step == channels && several == 1;
@@ -1039,7 +1039,7 @@ private:
     i64 sample_;
 };
 
-// What threads share: `work(item, slot)`.
+// State that threads share: `work(item, slot)`.
 template <typename F> class Work : public Items {
 public:
     Work(const ChannelCall& call, F work) : Items(*call.patience), work_(work) {}

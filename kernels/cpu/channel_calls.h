@@ -16,10 +16,10 @@ struct View {
 enum class Reads { NOTHING, DEVIATIONS, PRODUCTS };
 enum class Writes { NOTHING, NORMALISED, DIFFERENTIATED, MULTIPLIED };
 
-// One call. A gradient's statistics are `mean` and `inv_std` or, with an eps, `var`; of a batch norm
-// by known statistics they are `mean` and `var`. `count`: by which given sums are divided. `rest`:
-// what a mean lacks as one float64. A slice of a group adds the sums of products, times scale, to
-// those of other slices.
+// One call. A gradient's statistics are `mean` and `inv_std` or, with an eps, `var`; those of a batch
+// norm by known statistics are `mean` and `var`. Given sums are divided by `count`. `mean` + `rest`
+// is the mean with the precision of two float64. A slice of a group adds the sums of products, times
+// scale, to those of other slices.
 struct ChannelCall {
     const ChannelKernels<float>* f32;  // of the instruction set; of f16, bf16 and f32
     const ChannelKernels<double>* f64;

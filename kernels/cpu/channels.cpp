@@ -65,7 +65,7 @@ template <typename A> struct Totals {
 
     V vectors[count], rest[half];
 
-    // Those of a vector: lanes that are vectors apart are added up.
+    // The terms of a vector: lanes that are vectors apart are added up.
     INLINE V lanes() const {
         V folded[half];
         for (int v = 0; v < half; ++v) folded[v] = vectors[v] + vectors[v + half] + rest[v];
@@ -116,7 +116,7 @@ template <typename A, typename F> INLINE void add_columns(
     }
 }
 
-// What adds the terms of a column, or of as many as a vector has, to two totals; and what asks for
+// Adds the terms of a column, or of as many as a vector has, to two totals; and asks for
 // memory that is needed next.
 template <typename F, typename G> struct Terms {
     F add;

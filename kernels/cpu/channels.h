@@ -1,4 +1,4 @@
-// Norms over channels on a CPU: what is compiled for each instruction set.
+// Norms over channels on a CPU: the interface that each instruction set implements.
 
 #pragma once
 

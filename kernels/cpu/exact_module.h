@@ -1,4 +1,4 @@
-// What gradkit._cpu.compiled has of exact sums.
+// Exact sums in gradkit._cpu.compiled.
 
 #pragma once
 

@@ -13,7 +13,7 @@ namespace ISA {
 
 constexpr i64 TERMS = 2048;  // of a chunk
 constexpr int TOTAL_LANES = 16, WIDTH = VECTOR_BYTES / sizeof(double);
-// Of a term above the last place of its total: a lane adds up TERMS / TOTAL_LANES = 2^7 of them.
+// Bits of a term above the last place of its total: a lane adds up TERMS / TOTAL_LANES = 2^7 of them.
 constexpr int BITS = 43;
 constexpr int LEAST_PLACE = -298;
 

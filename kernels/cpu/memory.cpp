@@ -8,7 +8,7 @@ namespace nb = nanobind;
 
 namespace {
 
-// How an array begins: NumPy's own macros, which other extensions are compiled with, read it so.
+// The first fields of an array: NumPy's own macros, compiled into other extensions, read it so.
 struct Fields {
     PyObject_HEAD
     char* data;

@@ -1,4 +1,4 @@
-// The memory of what Python passes: NumPy's arrays, tensors, and whatever has its buffer protocol.
+// The memory of objects that Python passes: NumPy's arrays, tensors, and any with the buffer protocol.
 
 #pragma once
 
@@ -6,19 +6,19 @@
 
 #include "arrays.h"
 
-// Whether an object is a numpy.ndarray, of no class of someone's own.
+// True if an object is a numpy.ndarray, and of no subclass.
 bool is_numpys(PyObject* object);
 
-// The dtype of one of those, which the array holds.
+// The dtype of a numpy.ndarray: a borrowed reference.
 nanobind::handle dtype_of(PyObject* array);
 
-// Whether it is one of those that gradkit calls floating-point dtypes.
+// True if gradkit counts a dtype as floating-point.
 bool is_floating(nanobind::handle dtype);
 
-// The number of one that kernels have.
+// The number of a dtype that kernels have.
 Dtype number_of(nanobind::handle dtype);
 
-// Where an array's memory is, for as long as the caller holds the array and releases the buffer.
+// Opens an array's memory, which is valid as long as the caller holds the array and the buffer.
 // Strides are written to `strides` if they lie nowhere else. Returns the dtype's number, as above; -1 if
 // a tensor's has none, or if only `buffer.obj` tells it.
 int open_memory(PyObject* array, Py_buffer& buffer, Py_ssize_t (&strides)[MOST_AXES]);

@@ -1,4 +1,4 @@
-// What the bindings of all families share.
+// Parts that the bindings of all families share.
 
 #pragma once
 
@@ -72,13 +72,13 @@ private:
     nanobind::object list_;
 };
 
-// Those of the instruction set that was chosen.
+// The kernels of the instruction set that was chosen.
 const ListKernels& list_kernels();
 
-// Whether Python's signal handlers raised: KeyboardInterrupt, say.
+// True if Python's signal handlers raised: KeyboardInterrupt, say.
 bool interrupted();
 
-// What run() returns, which waits for the GIL. When the interpreter ends, Python before 3.14 unwinds
+// Result of run(), which waits for the GIL. When the interpreter ends, Python before 3.14 unwinds
 // a thread that does so, through frames that other threads work for and destructors that may not
 // throw. Instead, it waits here for the process to end, as it does in later versions.
 template <typename F> auto or_wait_for_the_end(F run) noexcept {

@@ -25,7 +25,7 @@ struct Divided {
     i64 quotient, rest;
 };
 
-// What is mostly less than one is not divided, which takes long.
+// A division takes long, and most quotients are 0.
 inline Divided divided(i64 index, i64 length) {
     if (index < length) return {0, index};
     return {index / length, index % length};
@@ -80,7 +80,7 @@ template <typename A> void read_numbers(const Numbers& numbers, i64 first, i64 c
     for (i64 k = 0; k < count; ++k) to[k] = to[k] == to[k] ? to[k] : static_cast<A>(__builtin_nan(""));
 }
 
-// And back, rounded once; nothing if there are no such results.
+// The same the other way, rounded once; does nothing if `numbers` is absent.
 inline void write_numbers(const Numbers& numbers, i64 first, i64 count, const double* from) {
     if (!numbers) return;
     const auto run = numbers.dtype == F16 ? write_at<plain::f16>

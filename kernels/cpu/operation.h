@@ -1,5 +1,5 @@
-// Operations that Python calls on tensors and whatever has its buffer protocol, and XLA on buffers of
-// its own.
+// Operations that Python calls on tensors and objects with its buffer protocol, and XLA on its own
+// buffers.
 
 #pragma once
 
@@ -36,13 +36,13 @@ private:
     nanobind::handle object_;
 };
 
-// How many threads may share a call.
+// The number of threads that may share a call.
 struct Threads {
     Threads(int count) : count(count) {}
     int count;
 };
 
-// Where calls that this thread makes are noted down, in the place of being made; null if they are.
+// A list in which calls of this thread are noted down instead of being made; null if they are made.
 extern thread_local nanobind::list* noted;
 
 template <typename A> using OfPython = std::conditional_t<

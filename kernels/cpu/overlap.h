@@ -1,4 +1,4 @@
-// Which arrays share memory, by ranges of bytes alone.
+// Finds arrays that share memory, by ranges of bytes alone.
 
 #pragma once
 
@@ -17,11 +17,11 @@ struct Range {
 
 typedef std::vector<Range> Ranges;
 
-// Whether two elements may share memory; a yes may be wrong, and gradkit/_open/memory.py decides then.
+// True if two elements may share memory; a yes may be wrong, and gradkit/_open/memory.py decides then.
 bool overlaps_itself(const Py_buffer& array);
 
 // An array without elements has no range.
 void append(Ranges& ranges, const Py_buffer& array, i64 position, bool written);
 
-// Whether no range that is written meets another; they get another order.
+// True if no range that is written meets another; they get another order.
 bool lie_apart(Ranges& ranges);

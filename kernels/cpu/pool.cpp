@@ -73,7 +73,7 @@ private:
     }
 };
 
-// How long a thread that waits stays awake: to wake it takes about as long.
+// The time that a waiting thread stays awake: to wake it takes about as long.
 constexpr std::chrono::microseconds AWAKE(30);
 
 template <typename F> void stay_awake(F until) {
@@ -101,7 +101,7 @@ void run_on_others(Job& job) {
         } region = {*found, job};
         job.paused = false;
         job.items.patience.hold(true);
-        // All of its threads: it ends those that are not asked for.
+        // Asks for all of OpenMP's threads: it would end those that are not asked for.
         found->parallel([](void* data) {
             const Region& own = *static_cast<Region*>(data);
             const int slot = own.openmp.number();

@@ -6,7 +6,7 @@
 
 #include "arrays.h"
 
-// Whether a call is to be given up, which its thread asks now and then. The answer may run Python, a
+// True if a call is to be given up, which its thread asks now and then. The answer may run Python, a
 // signal handler that forks among others.
 class Patience {
 public:
@@ -23,7 +23,7 @@ public:
     }
     bool is_due() const { return ask_ && !over_ && Clock::now() - asked_ >= between_; }
 
-    // Whether questions wait.
+    // True if questions wait.
     void hold(bool held) { held_ = held; }
 
 private:

@@ -47,7 +47,7 @@ char* from_system(size_t size) {
 
 void to_system(const Block& block) { munmap(block.data, block.size); }
 
-// Whether the system may have it from now on, and it can be written to nevertheless.
+// True if the system may have it from now on, and it can be written to nevertheless.
 bool can_be_kept(const Block& block) { return madvise(block.data, block.size, MADV_FREE) == 0; }
 
 #else
@@ -62,7 +62,7 @@ bool can_be_kept(const Block&) { return false; }
 
 #endif
 
-// What nothing holds, the oldest first: large blocks, or small ones. Nobody waits for the lock, which
+// Blocks that nothing holds, the oldest first: large ones, or small ones. Nobody waits for the lock, which
 // after a fork may be held for good: blocks then come from the system, and go to it.
 class Kept {
 public:
@@ -115,7 +115,7 @@ private:
     size_t total_ = 0;
 };
 
-// Those of a size, for as long as the process: results may outlive the module.
+// Blocks of a size, for as long as the process: results may outlive the module.
 Kept& kept(size_t size) {
     static Kept& small = *new Kept(MOST_OF_SMALL, PAGES);
     static Kept& large = *new Kept(MOST_KEPT, WORTH_LENDING);

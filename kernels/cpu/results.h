@@ -11,10 +11,11 @@ struct Block {
     size_t size;
 };
 
-// So many bytes or a little more, undefined.
+// Memory of `size` bytes or a little more, with undefined content.
 Block block_of(size_t size);
 
-// Once nothing holds it, on whatever thread, also of a process that ends.
+// Keeps a block, which nothing holds any more, for later results. Any thread may call it, also while the
+// process ends.
 void keep(const Block& block) noexcept;
 
 void define_results(nanobind::module_& module);

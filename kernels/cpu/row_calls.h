@@ -5,7 +5,7 @@
 #include "pool.h"
 #include "rows.h"
 
-// What all calls say.
+// Arguments of all calls.
 struct Setting {
     const RowKernels* kernels;  // of the instruction set
     i64 rows;

@@ -5,7 +5,7 @@
 #include "lists.h"
 #include "numbers.h"
 
-// Of each channel.
+// One a channel.
 struct Statistics {
     Numbers mean, var;
 };
@@ -18,8 +18,8 @@ void move_statistics(
     double momentum, const Statistics& next
 );
 
-// Of all ranks, whose statistics are of so many channels each, and of so many elements a channel.
-// Returns how many those of all are. Ranks without elements are ignored. Throws std::bad_alloc,
+// Combines the statistics of ranks, each of so many channels and of its count of elements a channel.
+// Returns the count of all. Ranks without elements are ignored. Throws std::bad_alloc,
 // before it writes.
 double combine_statistics(
     const Statistics& ranks, i64 channels, const Numbers& counts, const Statistics& all

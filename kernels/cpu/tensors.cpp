@@ -14,7 +14,7 @@ enum Code : uint8_t { FLOAT = 2, BFLOAT = 4 };
 
 constexpr int32_t HOST = 1, CUDA = 2;
 
-// DLPack's, of a tensor that is freed by who made it.
+// DLPack's structure of a tensor that its producer frees.
 struct Managed {
     uint32_t major, minor;
     void* owner;
@@ -23,7 +23,7 @@ struct Managed {
     DLTensor tensor;
 };
 
-// What is in the capsule `__dlpack_c_exchange_api__` of a type.
+// Contents of the capsule `__dlpack_c_exchange_api__` of a type.
 struct ExchangeApi {
     uint32_t major, minor;
     const void *older, *allocate, *from_object;
@@ -37,7 +37,7 @@ PyObject* make_views;
 int32_t host = HOST, cuda = CUDA;  // what counts as such a device
 PyObject* observers[3];  // functions that say whether something sees what is done to a tensor
 
-// Whether tensors of these types can be described. `views` makes NumPy's or CuPy's of a list of them.
+// True if tensors of these types can be described. `views` makes NumPy's or CuPy's of a list of them.
 bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle capsule, nb::handle views) {
     void* const found = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
     if (!found) throw nb::python_error();
@@ -55,14 +55,14 @@ bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle capsule, nb
     return true;
 }
 
-// A tensor in memory that is kept for the next one when nothing holds this one.
+// A new tensor. Its memory is kept for later results once nothing holds the tensor.
 struct Result {
     Managed managed;
     Block block;
     std::vector<int64_t> shape, strides;
 };
 
-// A new one on the host, without gaps. Strides are in elements.
+// Makes a tensor on the host, without gaps. Strides are in elements.
 nb::object new_tensor(nb::tuple shape, nb::tuple strides, int dtype) {
     constexpr uint8_t bits[] = {16, 16, 32, 64};
     Result own = {};

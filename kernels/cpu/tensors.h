@@ -21,7 +21,7 @@ struct DLTensor {
     uint64_t byte_offset;
 };
 
-// Whether an object is of a type that `use_tensors` was given.
+// True if an object is of a type that `use_tensors` was given.
 bool is_tensor(PyObject* object);
 
 constexpr int ON_HOST = -1, ELSEWHERE = -2;
@@ -45,10 +45,10 @@ private:
 
 bool requires_grad(PyObject* tensor);
 
-// Whether its memory holds -x.
+// True if its memory holds -x.
 bool is_negative(PyObject* tensor);
 
-// Whether a mode, a transform or a tracer takes part in what is done to a tensor.
+// True if a mode, a transform or a tracer takes part in what is done to a tensor.
 bool is_observed(PyObject* tensor);
 
 // NumPy's or CuPy's views of the memory of a list of tensors.

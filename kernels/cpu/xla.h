@@ -65,7 +65,7 @@ struct XlaMetadata {
     uint32_t traits;
 };
 
-// What XLA asks for in the place of a call when a handler is registered; its type is 1.
+// XLA's question in place of a call when a handler is registered; its type is 1.
 struct XlaMetadataExtension {
     XlaExtension base;
     XlaMetadata* metadata;

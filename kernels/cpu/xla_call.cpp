@@ -57,7 +57,7 @@ char* XlaCall::data(i64 k) const {
     const XlaBuffer &own = buffer(k), &whole = buffer(operands());
     i64 own_example = 0, outer = 1, rest = example_;
     for (i64 axis = depth_; axis-- > 0; rest /= whole.shape[axis]) {
-        // Where there is one, it is all examples'.
+        // An axis of length 1 is shared by all examples.
         if (own.shape[axis] != 1) own_example += rest % whole.shape[axis] * outer;
         outer *= own.shape[axis];
     }

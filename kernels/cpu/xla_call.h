@@ -8,7 +8,7 @@
 #include "environment.h"
 #include "xla.h"
 
-// How many threads a call of XLA's may use.
+// The number of threads that a call of XLA's may use.
 void use_threads(int count);
 int threads_to_use();
 
@@ -28,7 +28,7 @@ public:
     Dtype dtype(i64 k) const;
     i64 size(i64 k) const;  // elements of an example
     char* data(i64 k) const;
-    // How many examples the array has in this call.
+    // The number of examples that the array has in this call.
     i64 examples(i64 k) const { return calls_ < examples_ && together_[k] ? examples_ : 1; }
 
     double number(i64 k) const;  // of one element: float32, float64, or a float64 as two words
@@ -48,11 +48,11 @@ private:
     i64 depth_, examples_ = 1, calls_, example_ = -1;
 };
 
-// Whether XLA asks for a handler's version, which is then said, instead of calling it.
+// True if XLA asks for a handler's version, which is then said, instead of calling it.
 bool says_version(const XlaFrame& frame);
 XlaError* error_of(const XlaFrame& frame, const char* message);
 
-// What a handler returns, having called run(call) for each example.
+// Calls run(call) for each example, and returns the handler's result.
 template <typename F> XlaError* on_each_example(XlaFrame* frame, F run) {
     if (says_version(*frame)) return nullptr;
     try {

@@ -31,7 +31,7 @@ template <typename... Places> void append(List& list, const XlaCall& call, Place
     list.append(&size, 1, sides, count);
 }
 
-// Those arrays from `first` on that are chosen, or that are not; each is read where it is written.
+// The arrays from `first` on that are chosen, or that are not; each is read where it is written.
 List those(const XlaCall& call, i64 first, i64 count, const i64* chosen, bool wanted) {
     List list;
     for (i64 k = 0; k < count; ++k)

@@ -72,7 +72,7 @@ class _Windows(ctypes.Structure):
 
 
 class Driver:
-    """What tests ask of the driver besides CUDA's own calls, which `library` has."""
+    """The driver's switches and counters for tests; CUDA's own calls are in `library`."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.PyDLL(str(path))

@@ -1,4 +1,4 @@
-"""What the driver asks for modules and launches: the PTX machine, on the driver's memory."""
+"""The PTX machine on the driver's memory, which the driver asks for modules and launches."""
 
 from __future__ import annotations
 

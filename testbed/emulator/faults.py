@@ -80,7 +80,7 @@ class EmulatorFault(AssertionError):  # noqa: N818 - the name that the tests' au
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """What a fault's numbers refer to."""
+    """The kernel, its launch and its source, which a fault's numbers refer to."""
 
     kernel: str
     grid: Index

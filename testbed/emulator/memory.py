@@ -1,4 +1,4 @@
-"""What the emulator knows about arrays: where their memory lies and who may touch it."""
+"""The emulator's knowledge of arrays: where their memory lies and who may touch it."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class CheckedKernel:
         self._run(self._limited(grid3), block3, arguments, shared_mem)
 
     def _limited(self, grid: Index) -> Index:
-        """What the device's `grid_limit` leaves of a grid, in whole clusters."""
+        """Cut a grid to the device's `grid_limit`, in whole clusters."""
         most = self._device.limit_grid(self.name, grid)[0]
         whole = most + -most % self._cluster[0]
         return min(grid[0], whole), grid[1], grid[2]
@@ -266,7 +266,7 @@ class CheckedKernel:
             raise make_fault(fault, LaunchContext(self.name, grid, block, *lines, finder))
 
     def _passed(self, arguments: Arguments) -> list[ctypes.Array[ctypes.c_char]]:
-        """What the kernel's library is given the addresses of."""
+        """Return the values whose addresses the kernel's library is given."""
         return arguments.values
 
     def _own_windows(self, shared_mem: int, rank: int) -> list[tuple[str, Extent, bool, bool, str]]:

@@ -12,7 +12,7 @@ NO_WINDOW = -(2**63)
 
 
 class Parameter(Structure):
-    """What a kernel takes at one place."""
+    """Size and kind of one of a kernel's parameters."""
 
     _fields_ = [
         ("size", c_uint),

@@ -1,4 +1,4 @@
-"""Which kernels a preprocessed source defines, and what their parameters are called.
+"""Names of the kernels that a preprocessed source defines, and of their parameters.
 
 Types, sizes and const-ness are left to the C++ compiler (runtime/shim_signature.h), which sees
 through typedefs and macros; only names must be read from the text.

@@ -1,4 +1,4 @@
-"""What the machine code of a CUDA source holds: ``python -m testbed.machine_code FILE.cu``.
+"""Print a summary of a CUDA source's machine code: ``python -m testbed.machine_code FILE.cu``.
 
 It prints, for each kernel, registers, spills, resident threads, loops, and the round trips to
 memory that they make. ``-DNAME=VALUE`` defines a macro; ``--list`` adds the loads, stores, waits

@@ -80,7 +80,7 @@ def _successors(last: Instruction, number: int, starts: dict[int, int]) -> list[
 
 
 def _is_plain_branch(instruction: Instruction) -> bool:
-    """Whether a branch is always taken: it may have a second condition among its operands."""
+    """True if a branch is always taken: it may have a second condition among its operands."""
     return instruction.name in ("BRA", "JMP") and "," not in instruction.operands
 
 

@@ -44,7 +44,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the machine code of one kernel shows; ``trips`` are loads in flight at each."""
+    """Figures of the machine code of one kernel; ``trips`` are loads in flight at each."""
 
     compiled: Compiled
     instructions: int

@@ -1,4 +1,4 @@
-"""How many threads of a kernel a multiprocessor holds at once.
+"""Number of a kernel's threads that a multiprocessor holds at once.
 
 The figures are those of "Technical Specifications per Compute Capability" in NVIDIA's CUDA C++
 Programming Guide.

@@ -1,4 +1,4 @@
-"""What one source's kernels need, as text."""
+"""Describe the needs of one source's kernels as text."""
 
 from __future__ import annotations
 

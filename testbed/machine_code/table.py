@@ -116,7 +116,7 @@ def _by_number(name: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Difference(NamedTuple):
-    """What is to be said of one row; ``fails`` if it must not pass."""
+    """A message about one row; ``fails`` if it must not pass."""
 
     fails: bool
     text: str
@@ -144,7 +144,7 @@ def differences(
 
 
 def _changes(table: Table, old: Cells, new: Cells) -> list[Difference]:
-    """What has become worse or better in one row; columns that are only shown are reported."""
+    """List what is worse or better in one row, and changes of columns that are informational."""
     judged = {column.name: column for column in table.judged}
     found = []
     for name in table.columns:

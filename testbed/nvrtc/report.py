@@ -1,4 +1,4 @@
-"""What one source needs on one GPU: registers, shared memory, and what spills out of registers."""
+"""Needs of one source on one GPU: registers, shared memory, and registers that spill."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KernelUse:
 
 @dataclass(frozen=True)
 class Report:
-    """What the kernels of a source use on ``arch``, by name."""
+    """Resources that the kernels of a source use on ``arch``, by name."""
 
     arch: int
     kernels: dict[str, KernelUse]

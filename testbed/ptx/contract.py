@@ -1,4 +1,4 @@
-"""What ptxas may still do to PTX: a product and the sum that it goes into become one fma.
+"""Contraction that ptxas may still do: a product and the sum that it goes into become one fma.
 
 NVVM has contracted before. PTX as it stands, and PTX with every such pair contracted, are the two
 ends of what a GPU may compute. A product or sum with a rounding of its own (``.rn``) stays.

@@ -1,4 +1,4 @@
-"""Which kernels ran under which macros, and which basic blocks of their PTX.
+"""Record of the kernels that ran, under their macros, and of the basic blocks of their PTX.
 
 Each process keeps its own record; `collect` makes plain data of it, which `merge` adds up.
 """

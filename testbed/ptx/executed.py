@@ -1,4 +1,4 @@
-"""How many instructions ran, and how many of them compute in double precision."""
+"""Counts of the instructions that ran, and of those that compute in double precision."""
 
 from __future__ import annotations
 

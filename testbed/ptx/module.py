@@ -86,7 +86,7 @@ class PtxModule:
 
 
 def _untyped(size: int, alignment: int) -> Parameter:
-    """What PTX alone says of a parameter: eight bytes may be an address."""
+    """Describe a parameter by PTX alone: eight bytes may be an address."""
     return Parameter(size=size, alignment=alignment, is_pointer=size == 8)
 
 

@@ -84,7 +84,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Address:
-    """What stands in brackets."""
+    """An address in brackets."""
 
     base: Register | Symbol | Immediate
     offset: int = 0

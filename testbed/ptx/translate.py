@@ -178,7 +178,7 @@ class _Program:
 
     @property
     def dynamic_offset(self) -> int:
-        """Where dynamic shared memory begins: behind what is static."""
+        """Offset of dynamic shared memory: it begins behind what is static."""
         return self.static_bytes + -self.static_bytes % 16
 
     def new_block(self, function: str, line: int) -> str:
@@ -382,7 +382,7 @@ class _Writer:
         return self._compute(instruction.opcode, instruction.operands)
 
     def _special_instructions(self) -> dict[str, tuple[_Write, tuple[int, ...]]]:
-        """What writes each, and how many operands it may have."""
+        """Instructions by name: the method that writes each, and how many operands it may have."""
         return {
             "ld": (self._load, (2,)),
             "st": (self._save, (2,)),

@@ -137,7 +137,7 @@ USUAL = {
 
 
 def row_sums(device, *, blocks=4, rows=5, clusters=2, shared=0, **changed):
-    """What the blocks of a cluster found, each of them, and the rows' sums."""
+    """Return the sum that each block of a cluster computed, and the rows' sums."""
     x = np.random.default_rng(0).integers(-(2**20), 2**20, (rows, 999), dtype=np.int32)
     out = device.xp.empty((rows, blocks), np.int32)
     macros = {"BLOCKS": blocks} | USUAL | changed

@@ -51,13 +51,13 @@ class Factory:
 
 
 class Parameter:
-    """What holds a gradient but is none."""
+    """A holder of a gradient, which is no gradient itself."""
 
     grad = np.ones(3)
 
 
 class Sparse:
-    """What looks like an array, and whose rows look like it too."""
+    """A stand-in for a sparse array: it looks like an array, and so do its rows."""
 
     __module__ = "scipy.sparse"
     shape = (3, 3)

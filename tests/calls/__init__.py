@@ -1,1 +1,1 @@
-"""What holds for every call: arguments, memory, plans, capture, faults of the host."""
+"""Tests of every call: arguments, memory, plans, capture, faults of the host."""

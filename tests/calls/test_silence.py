@@ -20,7 +20,7 @@ VALUES = {
 
 
 def hostile(kind):
-    """What makes arrays of such values."""
+    """Return a maker of arrays of such values."""
 
     def make(label, shape, dtype):
         if label == "scale" and kind in ("zero", "tiny", "mixed"):  # which no inverse takes

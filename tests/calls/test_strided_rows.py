@@ -63,7 +63,7 @@ def laid(view, values_of, dtype, sizes):
 
 
 def arguments(name, view, types, sizes):
-    """What a norm takes on strided views, by name."""
+    """Arguments of a norm on strided views, by name."""
     shape = laid(view, lambda _: 0, types[0], sizes).shape
     p = make(shape, types, seed=3, centred="rms" not in name)
 

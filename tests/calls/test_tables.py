@@ -141,7 +141,7 @@ def test_a_shape_that_is_set_meanwhile_changes_no_table():
 
 
 def test_a_norm_is_not_written_into_a_gradient():
-    """Which is read, and has a place in the table of what must lie apart."""
+    """Gradients are read, and have a place in the table of arrays that must lie apart."""
     room = np.zeros(6)
     for out, other in ((room[2, ...], room[:3]), (room[5, ...], room[3:])):
         with pytest.raises(ValueError, match=r"out shares memory with grads\[1\]"):
@@ -161,7 +161,7 @@ def test_a_list_that_is_none_is_looked_at_by_name():
 
 
 def test_dicts_that_do_not_fit_are_told_apart_by_name():
-    """Whose plan says no more than that: the error is of the caller's containers."""
+    """The plan says only that they do not fit: the error names the caller's containers."""
     buffers, grads = {"a": np.ones(2, "f2"), "b": np.ones(2)}, {"a": np.ones(2), "b": np.ones(2)}
     for _ in range(2):
         with pytest.raises(TypeError, match=r"grads\['a'\] has dtype float64 and buffers\['a'\]"):

@@ -1,4 +1,4 @@
-"""Whose threads calls work on."""
+"""The fixture of threads: gradkit's own or OpenMP's."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,7 +11,7 @@ from tests.cpu import openmp
 
 @pytest.fixture
 def threads_of(request: pytest.FixtureRequest) -> Iterator[Callable[[int], None]]:
-    """What sets how many threads calls have, of gradkit's or of OpenMP's."""
+    """Return a setter of the number of threads that calls have, of gradkit's or of OpenMP's."""
     count = gradkit.get_num_threads()
 
     def choose(threads: int) -> None:

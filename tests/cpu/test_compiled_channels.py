@@ -1,4 +1,4 @@
-"""What the compiled norms over channels compute at the edges: of gaps, units, slices and signs."""
+"""Edges of the compiled norms over channels: of gaps, units, slices and signs."""
 
 import math
 from functools import partial
@@ -14,7 +14,7 @@ from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits, uni
 
 
 def test_large_results_leave_gaps_alone():
-    """What has none is written past the caches, as one line."""
+    """Results without gaps are written past the caches, as one line."""
     x = np.random.default_rng(0).standard_normal((1500, 6, 259)).astype(np.float32)
     memory = np.full((*x.shape[:2], 264), np.float32(7))
     y = memory[..., :259]
@@ -118,7 +118,7 @@ def test_parts_of_the_last_channels(shape, dtype):
 
 
 def test_threads_change_no_bit_of_many_rows_of_many_channels():
-    """Which one thread computes in ranges of channels, and four threads in ranges of rows."""
+    """One thread computes them in ranges of channels, four threads in ranges of rows."""
     x = np.random.default_rng(0).standard_normal((320, 12_000)).astype(np.float32)
     found = []
     for threads in (1, 4):

@@ -34,7 +34,7 @@ def make_list(name, sizes, lay=LAYOUTS["C"], seed=0):
 
 
 def results(name, sizes, lay=LAYOUTS["C"]):
-    """What all operations make of a list."""
+    """Results of all operations on a list."""
     grads, others = make_list(name, sizes, lay), make_list(name, sizes, lay, 99)
     found = [gradkit.grad_norm(grads, order) for order in ORDERS]
     found += [gradkit.per_tensor_norms(grads, order, flat=True) for order in ORDERS]

@@ -1,4 +1,4 @@
-"""What the compiled norms over rows compute at the edges: of ranges, of regimes and of scratch."""
+"""Edges of the compiled norms over rows: of ranges, of regimes and of scratch."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""How many threads a call may use; test_compiled.py has the threads themselves."""
+"""The number of threads that a call may use; test_compiled.py has the threads themselves."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ def _restored():
 
 
 def in_a_process(**environment):
-    """What a new process thinks of these variables."""
+    """Return the number of threads that a new process finds in these variables."""
     clean = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
     code = "import gradkit; print(gradkit.get_num_threads())"
     command = [sys.executable, "-c", code]

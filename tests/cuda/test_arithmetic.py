@@ -1,4 +1,4 @@
-"""What list kernels compute in float32 in place of float64: norms, and products rounded once."""
+"""Arithmetic of list kernels in float32 in place of float64: norms, products rounded once."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What ``CupyDevice`` asks of CuPy: streams, captures, uploads, devices.
+"""Use of CuPy by ``CupyDevice``: streams, captures, uploads, devices.
 
 The driver is faked, so no GPU is needed. Each test runs on a stand-in for CuPy, and on CuPy itself
 if it is installed, which shows that the stand-in has nothing that CuPy lacks.
@@ -48,7 +48,7 @@ class Stream:
 
 
 class Driver:
-    """What the driver knows: which device and which stream are current."""
+    """State of the driver: the current device and the current stream."""
 
     device, stream = 0, Stream(0)
     version, compiler = 13000, (12, 9)

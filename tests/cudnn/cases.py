@@ -18,7 +18,7 @@ SHAPES += [(2, 2, 3, 2, 2), (7, 5, 1, 1)]
 
 
 def has_variance(shape, axis):
-    """Whether a channel has two elements, as a forward pass needs."""
+    """Return whether a channel has two elements, as a forward pass needs."""
     return prod(shape) > shape[axis]
 
 
@@ -175,7 +175,7 @@ class ForwardCase(_Forward):
             assert_within(got, ref, u * (size + 2) + rounded(ref, got.dtype), "running")
 
     def unmoved(self):
-        """Whether running statistics are as they were."""
+        """Return whether running statistics are as they were."""
         rows = zip(self._running.values(), self._before, strict=False)
         return all(np.array_equal(row, before) for row, before in rows)
 

@@ -1,4 +1,4 @@
-"""What the C headers declare, in their own order and types.
+"""Declarations of the C headers, in their own order and types.
 
 Source: ``cudnn_ops.h`` of nvidia-cudnn-cu12 9.28.0.42 (and of 8.9.7.29, in
 ``cudnn_ops_infer.h`` and ``cudnn_ops_train.h``), without comments and ``const``. ``make

@@ -118,7 +118,7 @@ def test_vectors_with_gaps_are_copied_in_each_call(install, name):
 
 @pytest.mark.parametrize(("layout", "described"), [("C", 1), ("stepped", 4)])
 def test_running_statistics_move_in_each_call(install, monkeypatch, layout, described):
-    """Where they lie, if cuDNN takes them so and both terms have a weight."""
+    """They move in place, if cuDNN takes them so and both terms have a weight."""
     cudnn, plan, makes = install(), None, []
     create = cudnn.bindings.createTensorDescriptor
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Where the library is looked for, and what becomes of absent, damaged, old and foreign ones."""
+"""The search for the library: absent, damaged, old and foreign ones."""
 
 import json
 import os

@@ -87,7 +87,7 @@ _devices: dict[Any, int] = {}  # the number of each backend's
 
 
 class _Pointer(NamedTuple):
-    """Where an array begins, as CuPy has it."""
+    """Address of an array's first element, as CuPy has it."""
 
     ptr: int
     device_id: int
@@ -98,7 +98,7 @@ class IdleArray(DeviceArray):
 
     @property
     def data(self) -> Any:
-        """Where it is, on a device of each backend's own."""
+        """Its address, on a device of each backend's own."""
         device = _devices.setdefault(self.backend, len(_devices))
         return _Pointer(self.__array_interface__["data"][0], device)
 

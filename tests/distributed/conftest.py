@@ -14,7 +14,7 @@ WHERE = {  # each of six gradients lies
 
 @pytest.fixture(params=WHERE.values(), ids=WHERE)
 def where(request):
-    """Where each gradient lies."""
+    """Devices that the gradients lie on."""
     return request.param
 
 

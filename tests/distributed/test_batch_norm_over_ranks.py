@@ -126,7 +126,7 @@ def test_uneven_and_empty_ranks(backend, layout, cuts, types):
 
 @TYPES
 def test_one_element_a_channel_on_each_rank(backend, types):
-    """Which is refused of one rank alone, and of all together."""
+    """One element is refused of one rank alone, and of all together."""
     for size, others in ((1, 0), (0, 1), (0, 0)):
         whole, on_rank = np.ones((max(size, others), 5)), (size, others)
 
@@ -495,7 +495,7 @@ def test_equal_means_give_just_that_mean(backend, count):
 
 
 def test_means_at_both_ends_of_the_range(backend):
-    """Whose difference is no float64; their variance is none either."""
+    """Their difference is no float64; their variance is none either."""
     means = np.array([[1.5e308], [-1.5e308], [1.5e308], [1.5e308]])
     rows = means, np.zeros((4, 1)), np.ones(4)
     mean, var, _ = steps.combine_stats(*map(backend.asarray, rows))

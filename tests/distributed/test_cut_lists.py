@@ -67,7 +67,7 @@ over_ranks = pytest.mark.parametrize("place", [*HOSTS, DEVICES[0]], indirect=Tru
 
 @pytest.fixture(scope="module", params=[*HOSTS, *DEVICES])
 def place(request):
-    """Where the parts of lists lie."""
+    """Place that the parts of lists lie at."""
     if isinstance(request.param, type):
         yield request.param()
     else:
@@ -115,7 +115,7 @@ def test_norm(place, contents, order):
 @pytest.mark.parametrize("order", [1, 2, INF])
 @pytest.mark.parametrize("power", [-560, -300, 600])
 def test_bits_do_not_depend_on_the_number_of_parts(place, order, size, power):
-    """Where a rank's own sums are exact, as those of small integers are, of any magnitude."""
+    """A rank's own sums are exact here: those of small integers are, of any magnitude."""
     for seed in range(4):
         rows = np.random.default_rng(seed).integers(-1000, 1000, (12, 100)) * 2.0**power
         alone = gradkit.grad_norm(list(rows), order)

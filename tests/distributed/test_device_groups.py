@@ -38,7 +38,7 @@ pytestmark = pytest.mark.emulated
 
 @pytest.fixture
 def of(monkeypatch):
-    """What makes a group: ``of(3)``."""
+    """Return a maker of groups: ``of(3)``."""
     return lambda size, kind="nccl": DeviceRanks(monkeypatch, size, kind)
 
 
@@ -50,7 +50,7 @@ KINDS = ["nccl", "cupyx", "nccl4py", "torch"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_communicator_clips_over_its_ranks(of, kind):
-    """Whose second rank holds nothing."""
+    """The second rank holds nothing."""
     ranks = of(3, kind)
     contents = [[f(3, 0)], [], [f(4)]]
     held = ranks.over(contents)
@@ -71,7 +71,7 @@ def test_every_communicator_clips_over_its_ranks(of, kind):
 
 
 def test_a_process_group_works_on_the_gradients_stream(of):
-    """Where it is not PyTorch's own: the communicator asserts which one it is."""
+    """The stream is not PyTorch's own: the communicator asserts which one it is."""
     ranks = of(2, "torch")
     held = ranks.over([[f(3)], [f(4)]])
 
@@ -106,7 +106,7 @@ def test_each_tensor_over_devices_takes_two_collectives(of):
 
 
 def both_by_rank(ranks):
-    """How many numbers each rank has sent by gloo and by NCCL."""
+    """Counts of the numbers that each rank has sent by gloo and by NCCL."""
     return ranks.torch.gloo.sent, ranks.wire.sent
 
 
@@ -809,7 +809,7 @@ def test_the_code_of_the_page_runs(of, maker):
 
 
 def test_faults_are_noted_on_the_ranks_own_device(monkeypatch):
-    """Which need not be current where the group is made."""
+    """That device need not be current when the group is made."""
     current, made = [0], []
 
     class Elsewhere:

@@ -164,7 +164,7 @@ def test_a_gradient_that_is_none_keeps_its_part_of_the_whole():
 
 
 def failing(parameters_of, size=2, **options):
-    """What ranks raise, which must not let one wait."""
+    """Return the errors of all ranks; a rank that fails must not let one wait."""
 
     def work(group):
         shards_of(parameters_of(group.rank), group=group, **options)
@@ -305,7 +305,7 @@ def test_a_rank_that_does_another_call_meanwhile_is_told():
 
 
 def checked(work, size):
-    """What each rank says if copies differ, or nothing; all ranks raise the same error."""
+    """Return each rank's message if copies differ, or nothing; all ranks raise the same error."""
     found = together(work, size)
     assert len({str(error) for error in found}) == 1, found
     if found[0] is None:

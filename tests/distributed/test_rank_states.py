@@ -1,4 +1,4 @@
-"""What ranks on devices tell each other, and how that is joined: the operations alone."""
+"""States that ranks on devices exchange, and their joining: the operations alone."""
 
 import math
 
@@ -14,7 +14,7 @@ from tests.ranks import INF, NAN, f
 
 
 def numbers_of(scale, max_norm):
-    """What stands for a call's numbers, as the NumPy backend has it."""
+    """The number that stands for a call's numbers in a state, by the NumPy backend."""
     state = np.empty(6)
     _numpy.rank_state(
         RankState(grads=[], norm_type=2.0, digest=0.0, state=state, scale=scale, max_norm=max_norm)

@@ -259,7 +259,7 @@ def test_a_list_is_uploaded_once_for_each_device(devices):
 @pytest.mark.parametrize("per_tensor", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 def test_ranks_of_several_devices_each(order, per_tensor):
-    """Whose numbers travel in host memory; what lies on both ranks counts once."""
+    """Their numbers travel in host memory; a gradient on both ranks counts once."""
     ranks = [Devices(2), Devices(2)]
     shared, own = f(1, 2, 3), [f(4), f(5, 6)]
     held = [devices.over([0, 1], [shared, own[k]]) for k, devices in enumerate(ranks)]

@@ -1,1 +1,1 @@
-"""What only a GPU shows, or CuPy on the testbed's driver."""
+"""Tests that need a GPU, or CuPy on the testbed's driver."""

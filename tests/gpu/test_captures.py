@@ -51,7 +51,7 @@ class Arguments:
 
     @property
     def count(self):
-        """How many arrays there are."""
+        """Number of arrays."""
         return len(self._own)
 
     def restore(self):
@@ -65,7 +65,7 @@ class Arguments:
 
 
 def others(cupy):
-    """What other work allocates: memory that a graph has not kept is among it."""
+    """Allocate as other work does: memory that a graph has not kept is among it."""
     made = [cupy.ndarray(size, np.uint8) for size in SIZES for _ in range(4)]
     for array in made:
         array.fill(FILLING)

@@ -27,7 +27,7 @@ NAMES = [
 
 
 def without_context(work):
-    """What ``work()`` returns in a new thread, whose context is of no call before it."""
+    """Return the result of ``work()`` in a new thread, whose context is of no call before it."""
     import cupy
 
     def run():

@@ -17,7 +17,7 @@ from tests.gpu.test_contexts import without_context
 
 
 def starts_early():
-    """Whether the device and its driver can."""
+    """Return whether the device and its driver can."""
     if not has_gpu():
         return False
     return CupyDevice(0).clusters and packing.dependent_launcher() is not None
@@ -74,7 +74,7 @@ def test_results_have_the_bits_of_plain_launches(name):
 
 
 def count(call):
-    """How many of a call's launches may start early."""
+    """Count a call's launches that may start early."""
     before = plugin.driver.calls("cuLaunchKernelEx")
     call()
     return plugin.driver.calls("cuLaunchKernelEx") - before

@@ -1,4 +1,4 @@
-"""What only GPUs show of gradients on two devices: work of each is in the order of its streams."""
+"""Gradients on two devices: work of each is in the order of its streams."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor

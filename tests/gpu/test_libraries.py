@@ -205,7 +205,7 @@ def test_a_stream_that_is_exposed_waits_and_the_host_does_not():
 
 
 def test_the_host_waits_for_the_device_of_a_library_that_exposes_no_stream():
-    """Which is not the current one: its memory, here the CPU's own, is read without a wait."""
+    """That device is not current: its memory, here the CPU's own, is read without a wait."""
     import cupy
 
     with cupy.cuda.Device(1):

@@ -1,4 +1,4 @@
-"""What only a GPU shows of the norms: graphs that replay while others use the memory pool."""
+"""Norms on a GPU: graphs that replay while others use the memory pool."""
 
 import numpy as np
 import pytest

@@ -75,7 +75,7 @@ def checking_leaks() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Library:
-    """What the tests need of a framework: ``make`` copies, ``read`` goes through the framework."""
+    """A framework in tests: ``make`` copies, ``read`` goes through the framework."""
 
     name: str
     kind: type

@@ -155,7 +155,7 @@ def test_gradients_that_come_back_elsewhere_are_read_there(torch):
 
 @pytest.mark.usefixtures("borrowed")
 def test_tensors_of_the_same_memory_in_another_shape(torch):
-    """What is borrowed of contiguous tensors is their number of elements."""
+    """A plan knows only the number of elements of contiguous tensors."""
     flat = torch.arange(1.0, 13.0)
     for shape in ((3, 4), (4, 3), (2, 6), (3, 4)):
         grads = [flat.view(shape), torch.ones(2, 2)]
@@ -339,7 +339,7 @@ def test_a_plain_list_is_clipped_without_the_machinery_of_ranks(torch, monkeypat
 
 @pytest.mark.usefixtures("borrowed")
 def test_pairs_of_tensors_that_fit_say_nothing_of_those_of_another_shape(torch):
-    """What is known of contiguous tensors is their number of elements."""
+    """A plan knows only the number of elements of contiguous tensors."""
     buffers, grads = ([torch.full((2, 3), 1.0 + k) for _ in range(2)] for k in range(2))
     for k in range(3):
         gradkit.accumulate_grads(buffers, grads)

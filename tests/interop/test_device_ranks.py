@@ -1,4 +1,4 @@
-"""What ``from_torch`` asks of PyTorch for a group over NCCL, which needs GPUs to be made."""
+"""Use of PyTorch by ``from_torch`` for a group over NCCL, which needs GPUs to be made."""
 
 import inspect
 from typing import Any

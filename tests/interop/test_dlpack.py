@@ -105,7 +105,7 @@ def test_a_read_only_export_is_not_written():
 
 
 def test_a_copy_is_read_and_not_written():
-    """What is written there would be lost; NumPy alone does not look at this flag."""
+    """A write there would be lost; NumPy alone does not look at this flag."""
 
     class Copying(Producer):
         def __dlpack__(self, **asked):
@@ -187,7 +187,7 @@ def test_without_cupy_a_cuda_array_says_what_to_install(monkeypatch):
 
 
 class NoDriverError(RuntimeError):
-    """What CuPy raises."""
+    """An error of CuPy."""
 
 
 @pytest.mark.parametrize("driver", [False, True])

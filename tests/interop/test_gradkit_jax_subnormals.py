@@ -52,7 +52,7 @@ def test_norms_of_subnormal_rows(way):  # noqa: ARG001
 
 
 def flushes():
-    """Whether the processor takes subnormal numbers for zero."""
+    """Return whether the processor takes subnormal numbers for zero."""
     return bool(np.float32(1e-40) * np.array(1, np.float32) == 0)
 
 

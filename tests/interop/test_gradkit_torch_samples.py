@@ -160,7 +160,7 @@ def test_samples_of_modules(name, training, dtype):
 
 
 def test_samples_of_errors():
-    """What PyTorch refuses is refused here too, as a ValueError or a TypeError.
+    """Inputs that PyTorch refuses are refused here too, as a ValueError or a TypeError.
 
     But for groups without elements, which PyTorch 2.14 refuses and older ones took: of nothing,
     gradkit returns nothing.

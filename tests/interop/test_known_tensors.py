@@ -329,7 +329,7 @@ def test_only_tensors_on_one_device_of_the_right_type_are_used(torch, placed):
 
 
 def test_results_that_are_absent_leave_others_what_they_are(torch):
-    """What is read may be one tensor, or a parameter; what is written may not."""
+    """Inputs may be one tensor twice, or a parameter; results may not."""
     code, same, out = adapter._describing(), torch.nn.Parameter(torch.ones(8)), torch.ones(8)
 
     def seen(*arrays, written):

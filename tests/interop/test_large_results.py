@@ -30,7 +30,7 @@ DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
 
 def address(array):
-    """Where an array on the host begins."""
+    """Address of an array on the host."""
     if hasattr(array, "data_ptr"):
         return array.data_ptr()
     return framework_for(type(array)).view(array, write=False).ctypes.data

@@ -77,7 +77,7 @@ def test_modulation_in_jax(name):
 
 @pytest.mark.parametrize("axes", [(0, None, None), (0, 0, 0)], ids=str)
 def test_a_vmap_of_jax_has_the_bits_of_single_calls(axes):
-    """Whether examples share the scales of their samples or not."""
+    """Return whether examples share the scales of their samples or not."""
     jax = framework("jax")
     import gradkit.jax
 

@@ -1,4 +1,4 @@
-"""What the machine code of the kernels holds, and whether it has become worse.
+"""Measure the machine code of the kernels, and compare it with what is recorded.
 
 ``python -m tests.machine_code`` measures everything anew and compares it with what is recorded,
 code.csv and executed.csv: the exit status is 1 where a row has become worse. ``--record`` writes

@@ -1,4 +1,4 @@
-"""What each operation executes for an element: PTX instructions, counted while they run.
+"""Instructions that each operation executes for an element: PTX, counted while it runs.
 
 The shapes are friendly ones, rows and runs that 16-byte accesses divide, and the values normally
 distributed: ties, subnormals and general p play no part. What runs once for a row or a block
@@ -34,7 +34,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 class Executed(NamedTuple):
-    """What one kernel executes in an operation for each element of the operation's data."""
+    """Counts of one kernel in an operation, for each element of the operation's data."""
 
     operation: str
     dtype: str

@@ -115,7 +115,7 @@ def _kept(case: Case, arch: int) -> list[Cells] | None:
 
 
 def _place(case: Case, arch: int) -> Path:
-    """Where a case's rows are kept, for as long as neither it nor the reader changes."""
+    """Path of a case's cached rows, valid as long as neither it nor the reader changes."""
     recipe = [(_READER / f"{module}.py").read_text() for module in _RECIPE]
     content = [*map(str, astuple(case.source)), str(arch), _nvrtc(), *recipe]
     return place_of("\0".join(content), "rows.json")

@@ -1,4 +1,4 @@
-"""Which tests run a mutant's line, as ``plugin.py`` has recorded it."""
+"""Tests that run a mutant's line, as ``plugin.py`` has recorded them."""
 
 import ast
 import json
@@ -33,7 +33,7 @@ class Timed(NamedTuple):
 
 
 class Covered:
-    """What each test ran: seconds, statements of gradkit, kernels in the emulator."""
+    """Records of each test: seconds, statements of gradkit, kernels in the emulator."""
 
     def __init__(self, rows: dict[str, tuple[float, dict[str, str], dict[str, list[str]]]]):
         self._kernels = {name: (seconds, ran) for name, (seconds, _, ran) in rows.items()}
@@ -119,7 +119,7 @@ def _spread(tests: Iterable[Timed]) -> list[Timed]:
 
 
 def load(*folders: Path) -> Covered:
-    """What all workers of ``make test`` wrote, and of ``make test-slow`` if it has run."""
+    """Read the records of all workers of ``make test``, and of ``make test-slow`` if it has run."""
     rows = [json.loads(path.read_text()) for f in folders for path in sorted(f.glob("*.json"))]
     if not rows:
         sys.exit(f"{folders[0]} is empty: `make test` records there what each test runs")

@@ -24,7 +24,7 @@ def places(text: str) -> Iterator[Place]:
 
 @functools.cache
 def rules() -> list[tuple[str, re.Pattern[str], str]]:
-    """What ``kernel_rules.toml`` says: a rule's name, its pattern, and what a match becomes."""
+    """Rules of ``kernel_rules.toml``: each one's name, its pattern, and a match's replacement."""
     read = table("kernel_rules.toml")
     words = re.compile(rf"\b({'|'.join(read['words'])})\b")
     return [

@@ -14,7 +14,7 @@ ROOT = _HERE.parents[1]
 
 
 class Place(NamedTuple):
-    """Where a rule applies: ``text[start:end]`` becomes ``new``."""
+    """A place that a rule applies to: ``text[start:end]`` becomes ``new``."""
 
     rule: str
     start: int
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
     @property
     def compiled(self) -> bool:
-        """Whether it shows in NVRTC's code alone."""
+        """Return whether it shows in NVRTC's code alone."""
         return self.rule.startswith("compiled: ")
 
 
@@ -68,7 +68,7 @@ class Equivalent(NamedTuple):
     reason: str
 
     def covers(self, mutant: Mutant) -> bool:
-        """Whether a mutant is one of them."""
+        """Return whether a mutant is one of them."""
         found = f"/{mutant.file}\n{mutant.rule}\n{mutant.line}"
         return self._pattern.fullmatch(found) is not None
 
@@ -83,7 +83,7 @@ def _pattern(wanted: str) -> re.Pattern[str]:
 
 
 def equivalent() -> list[Equivalent]:
-    """What ``equivalent.toml`` says."""
+    """Read the places of ``equivalent.toml``."""
     tables = table("equivalent.toml")["equivalent"]
     return [Equivalent(*place, each["reason"]) for each in tables for place in each["places"]]
 
@@ -99,5 +99,5 @@ def by_hand(text: str) -> Iterator[Place]:
 
 @functools.cache
 def table(name: str) -> dict[str, Any]:
-    """What a file of this folder holds."""
+    """Read a TOML file of this folder."""
     return tomllib.loads((_HERE / name).read_text())

@@ -7,7 +7,7 @@ from importlib.util import spec_from_loader
 
 
 class Finder:
-    """Where the module is, before any other finder is asked."""
+    """Finder of the module, asked before any other."""
 
     def find_spec(self, name, path=None, target=None):  # noqa: ARG002
         if name != "gradkit._cpu.compiled":

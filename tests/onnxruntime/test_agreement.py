@@ -28,7 +28,7 @@ Node = namedtuple("Node", "op inputs outputs attributes")
 
 
 class OnnxRuntime(Backend):
-    """What ONNX Runtime returns, for the checks that gradkit's results go through."""
+    """Results of ONNX Runtime, for the checks that gradkit's results go through."""
 
     name = "onnxruntime"
     depth = 1 << 62  # sums are held in the accumulation dtype from the first term to the last

@@ -1,1 +1,1 @@
-"""What is around the code: its structure, pages, examples, benchmarks, and a release."""
+"""Tests around the code: its structure, pages, examples, benchmarks, and a release."""

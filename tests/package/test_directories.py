@@ -1,4 +1,4 @@
-"""Which directory may import which, and in which `make test-gpu` looks for tests."""
+"""Imports that each directory may have, and those in which `make test-gpu` looks for tests."""
 
 import ast
 import re
@@ -47,7 +47,7 @@ def test_imports_are_found_wherever_they_stand():
 
 
 def runs_on_gpus(text):
-    """Whether a file has a test marked ``gpu``, or one of the fixture that CuPy is a backend of."""
+    """True if a file has a test marked ``gpu``, or one of the fixture that CuPy is a backend of."""
     nodes = [*ast.walk(ast.parse(text))]
     tests = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
     marked = any(isinstance(n, ast.Attribute) and n.attr == "gpu" for n in nodes)

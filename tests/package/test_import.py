@@ -1,4 +1,4 @@
-"""What ``import gradkit`` costs."""
+"""Cost of ``import gradkit``."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a package index and an installer see of pyproject.toml; `make check-package` builds it."""
+"""Metadata of the package, as an index and an installer see it; `make check-package` builds it."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a run prints: a line for each reason to skip tests, dots for many tests, all that fails."""
+"""Output of a run: a line for each reason to skip tests, dots for many tests, all that fails."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What gradkit is made of and what it does beside computing: nothing."""
+"""Parts that gradkit is made of; it does nothing but compute."""
 
 import ast
 import re

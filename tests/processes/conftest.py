@@ -1,4 +1,4 @@
-"""Which libraries there are: `make test-ranks` needs all, other runs skip what is absent."""
+"""Libraries of ranks: `make test-ranks` needs all, other runs skip what is absent."""
 
 import os
 import sys

@@ -60,7 +60,7 @@ ROWS = {
 
 
 def noticed(place, fault):
-    """Whether this rank sees that something is wrong."""
+    """Return whether this rank sees that something is wrong."""
     old, new, _ = fault
     module = types.ModuleType("mutant")
     text = (ROOT / place.adapter).read_text()

@@ -33,7 +33,7 @@ class StuckError(Exception):
 
 
 class Log:
-    """What the ranks of one launch have written so far."""
+    """Records that the ranks of one launch have written so far."""
 
     def __init__(self, directory, size):
         self.directory, self.size = directory, size
@@ -45,7 +45,7 @@ class Log:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def progress(self):
-        """How many checks each rank finished."""
+        """Number of checks that each rank finished."""
         return [len(self.of(rank)) for rank in range(self.size)]
 
     def all(self):
@@ -112,7 +112,7 @@ def _watch(processes, log):
 
 
 def _report(library, trouble, log):
-    """Who waited for whom, each rank's last words and where it stands."""
+    """Describe each rank: what it waits for, its last words and where it stands."""
     _ask_for_stacks(log)
     progress = log.progress()
     behind = [rank for rank, count in enumerate(progress) if count == min(progress)]

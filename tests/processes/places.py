@@ -1,4 +1,4 @@
-"""What a rank has of its library: groups of ranks, and arrays."""
+"""Groups of ranks and arrays of each library."""
 
 import os
 import sys

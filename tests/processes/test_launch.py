@@ -37,7 +37,7 @@ def test_a_rank_that_does_not_come_is_named(there, library, suite, tmp_path, mon
 
 
 def alive(pid):
-    """Whether a process runs; one that is dead and not yet collected does not."""
+    """Return whether a process runs; one that is dead and not yet collected does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

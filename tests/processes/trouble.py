@@ -30,7 +30,7 @@ def interrupted():
 
 @contextlib.contextmanager
 def wrong(**arguments):
-    """What the rank at fault passes instead."""
+    """Arguments that the rank at fault passes instead."""
     yield arguments
 
 

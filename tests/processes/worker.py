@@ -36,7 +36,7 @@ def main():
 
 
 def attempt(check, place):
-    """What a check returned, which must be the same on all ranks, or its error."""
+    """Run a check; return its value, which must be the same on all ranks, or its error."""
     start = time.monotonic()
     try:
         same, error = check(place), ""

@@ -52,7 +52,7 @@ def digest(root: Path = ROOT) -> str:
 
 
 def passed(report: Path) -> int:
-    """How many tests of a report passed; a `ValueError` if one did not, or none did."""
+    """Count the tests of a report; a `ValueError` if one did not pass, or none did."""
     counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
     for suite in ElementTree.parse(report).iter("testsuite"):
         for name in counts:

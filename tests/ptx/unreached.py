@@ -1,4 +1,4 @@
-"""Which lines of the kernels no test reaches in compiled code, and why.
+"""Lines of the kernels that no test reaches in compiled code, and why.
 
 ``python -m tests.ptx.unreached REPORT.json ...`` reads what ``GRADKIT_PTX_REPORT`` made the suite
 write. A line stands for the basic blocks that begin with it, under all macros and architectures

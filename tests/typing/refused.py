@@ -1,4 +1,4 @@
-"""What is an error at run time is one for type checkers: each line here needs its comment."""
+"""Errors at run time that type checkers find too: each line here needs its comment."""
 
 import numpy as np
 from numpy.typing import NDArray

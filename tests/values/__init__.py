@@ -1,1 +1,1 @@
-"""What every public function computes, on every backend."""
+"""Tests of the values that every public function computes, on every backend."""

@@ -78,7 +78,7 @@ def test_norm_of_several_dtypes_that_are_aligned_alike(backend, kinds):
 @pytest.mark.parametrize(("into", "addend"), SAFE)
 @pytest.mark.parametrize("layout", ["C", "every third", "misaligned", "from the second on"])
 def test_norms_in_every_alignment(backend, into, addend, layout):
-    """Where the two are not aligned alike, the norm takes a launch of its own for its bits."""
+    """If the two are not aligned alike, the norm takes a launch of its own for its bits."""
     for sizes in ((1, 7, 33), (1100, 20_000)):
         hosts = [draw_.values((n + 1,), into, n) for n in sizes]
         grads = [draw_.values((n + 1,), addend, n + 1) for n in sizes]

@@ -104,7 +104,7 @@ def test_every_dtype_in_both_orders(backend, types, last, shape):
 
 
 def test_against_mpmath():
-    """What the oracle above is held to: the formulas in 60 digits."""
+    """The oracle above is compared with the formulas in 60 digits."""
     p = known(make((4, 3, 2), BATCH_TYPES[1], axis=1, batch=True))
     ref = reference(p)
     with mpmath.workdps(60):

@@ -1,4 +1,4 @@
-"""What batch norm and group norm have in common, for channels first and last in memory."""
+"""Common tests of batch norm and group norm, for channels first and last in memory."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -99,7 +99,7 @@ def test_a_first_element_far_from_the_others(backend, name, last, norm):
 @TYPED
 @LAST
 def test_a_mean_of_many_deviations(backend, last, norm, types):
-    """Where ``sum(dy x) - mean sum(dy)`` has lost every digit."""
+    """Here ``sum(dy x) - mean sum(dy)`` has lost every digit."""
     p = norm.make((2, 6, 8, 14), types)
     p = channels_last(p) if last else p
     p.x = (p.x.astype(np.float64) + (1e4 if "16" not in types[0] else 100)).astype(p.x.dtype)
@@ -161,7 +161,7 @@ def test_no_elements(backend, norm, shape, affine):
     ids=str,
 )
 def test_a_constant_gradient(backend, norm, types, shape, last):
-    """What a sum hands back: equal terms round the same way every time."""
+    """The gradient of a sum: equal terms round the same way every time."""
     for seed in range(3):
         p = norm.make(shape, types, seed=seed)
         p = channels_last(p) if last else p

@@ -180,7 +180,7 @@ EXTREMES = {  # elements, order, scale, norm
 @pytest.mark.parametrize(("values", "order", "scale", "norm"), EXTREMES.values(), ids=EXTREMES)
 @pytest.mark.parametrize("device", [False, True])
 def test_scales_that_bring_a_norm_back(backend, values, order, scale, norm, device):
-    """Where the norm of g would overflow or vanish, that of scale * g is exact."""
+    """If the norm of g would overflow or vanish, that of scale * g is exact."""
     grads = backend.asarray(f(*values))
     factor = on_device(backend, scale) if device else scale
     found = gradkit.grad_norm(grads, order, scale=factor)

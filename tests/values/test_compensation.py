@@ -27,7 +27,7 @@ def wide(host):
 
 
 def summed(buffer, kept, grad, scale, name, *, overwrite=False):
-    """What a call gives, by rational numbers and one rounding at a time."""
+    """Result of a call, by rational numbers and one rounding at a time."""
     before, kept = (0.0, 0.0) if overwrite else (float(buffer), float(kept))
     change = kept + scale * float(grad)
     exact = Fraction(before) + Fraction(change)
@@ -95,7 +95,7 @@ def test_loses_less_than_a_pair_can_hold(backend, data, scale, overwrite):
 
 @pytest.mark.parametrize("name", HALVES)
 def test_many_small_gradients(backend, name):
-    """Where a sum in 16 bits stands still, the pair is right to its last digits."""
+    """A sum in 16 bits stands still, and the pair is right to its last digits."""
     unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[name]
     grad = np.linspace(0.9, 1.1, 40).astype(DTYPES[name]) * DTYPES[name].type(unit / 2)
     alone, buffer, kept = (backend.asarray(np.ones(40, DTYPES[name])) for _ in range(3))

@@ -1,4 +1,4 @@
-"""What functions return is in containers of the caller's types, which no library need know."""
+"""Results in containers of the caller's types, which no library need know."""
 
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
 from types import MappingProxyType, SimpleNamespace

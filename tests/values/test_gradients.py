@@ -1,4 +1,4 @@
-"""Where gradients come from, what they are called, and their norms in the caller's structure."""
+"""Sources and names of gradients, and their norms in the caller's structure."""
 
 from collections import namedtuple
 from types import SimpleNamespace

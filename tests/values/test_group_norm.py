@@ -90,7 +90,7 @@ def test_strides(backend, layout, axis):
     ids=str,
 )
 def test_samples_in_parts(monkeypatch, shape, groups, types):
-    """What fills several blocks, of any strides: here blocks have 192 elements."""
+    """Samples fill several blocks, of any strides: here blocks have 192 elements."""
     monkeypatch.setattr(channels, "BLOCK", 192)
     numpy = BACKENDS[0]
     p = make_groups(shape, groups, types)

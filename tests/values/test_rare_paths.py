@@ -135,7 +135,7 @@ def test_statistics_of_one_gradient_of_many_chunks(backend):
 
 
 def test_tiny_numbers_are_added_up_as_exactly_as_others(backend):
-    """What rounding takes from their sums in float32 is subnormal."""
+    """The rounding errors of their sums in float32 are subnormal."""
     host = np.random.default_rng(0).uniform(2.0**-113, 2.0**-111, 4099).astype(np.float32)
     norm = gradkit.grad_norm([backend.asarray(host)], 1)
     assert float(backend.asnumpy(norm)) == pytest.approx(math.fsum(host), rel=2.0**-40, abs=0)

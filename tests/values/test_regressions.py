@@ -260,7 +260,7 @@ def test_qkan_26_a_misaligned_view(backend, offset):
 
 @pytest.mark.parametrize("shape", [(40, 65), (3, 4, 65)], ids=str)
 def test_pytorch_1866_quack_88_a_gradient_of_stride_0(backend, shape):
-    """What ``y.sum()`` hands back."""
+    """The gradient of ``y.sum()``."""
     p = make(shape)
     p.dy = np.broadcast_to(np.float32(0.5), shape)
     layer_gradients(backend, p)
@@ -331,7 +331,7 @@ def test_a_million_tensors(backend, root):
 
 
 def test_names_of_many_tensors_are_looked_up_in_one_walk(monkeypatch, xp):
-    """Where every tensor is unusual or at fault, the time still grows with their number."""
+    """If every tensor is unusual or at fault, the time still grows only with their number."""
     count, steps = 100, 0
     walk = trees.walk
 

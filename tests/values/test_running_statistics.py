@@ -26,7 +26,7 @@ def before(p, dtype):
 
 
 def moved(backend, p, hosts, **options):
-    """What a forward pass makes of running statistics, and its own results."""
+    """Running statistics after a forward pass, and its own results."""
     running = dict(zip(NAMES, map(backend.asarray, hosts), strict=True))
     if "16" in p.statistics and "out" not in options:
         vectors = (np.empty_like(a) for a in (p.mean, p.inv_std))

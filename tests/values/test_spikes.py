@@ -46,7 +46,7 @@ def runs(draw):
 
 
 def exact_limit(state, norm, *, threshold, warmup, decay, on_spike):  # noqa: ARG001
-    """What a norm is clipped to, by the paper's formula in exact arithmetic, or skipped above."""
+    """Limit that a norm is clipped to, or skipped above, by the paper's formula, exactly."""
     count, mean, std = map(mpmath.mpf, state)
     if count < warmup or std == 0:
         return mpmath.inf
@@ -190,7 +190,7 @@ def test_a_limit_beyond_float64_clips_nothing(backend):
 
 @pytest.mark.parametrize(("level", "first", "last"), [(1.5, range(20, 30), 20), (2.0, [100], 1000)])
 def test_a_lasting_rise_is_followed_unless_it_is_a_large_one(level, first, last):
-    """What docs/guide.md says of a rise by five deviations, and by ten."""
+    """A rise by five deviations, and by ten, as docs/guide.md describes them."""
     rng = np.random.default_rng(0)
     norms = [*rng.normal(1, 0.1, 200), *rng.normal(level, 0.1, 2000)]
     guard = gradkit.SpikeGuard()

@@ -133,7 +133,7 @@ class AdamW:
 @pytest.mark.guarantee("A step is skipped")
 @pytest.mark.parametrize("odd", [NAN, INF, 1e3])
 def test_adamw_takes_a_skipped_step_never(odd):
-    """What a run with a bad gradient leaves has the bits of a run that never saw it."""
+    """A run with a bad gradient has the bits of a run that never saw it."""
     rng = np.random.default_rng(1)
     grads = [[rng.normal(size=5).astype("f4"), rng.normal(size=3)] for _ in range(8)]
     bad = [grads[4][0] * np.float32(odd), grads[4][1]]

@@ -49,7 +49,7 @@ def neighbours(value, name):
 
 
 def rounded(value, name, seed, counter):
-    """What a sum in float64 becomes, by rational numbers."""
+    """Round a sum in float64, by rational numbers."""
     if not math.isfinite(value):
         return value if math.isinf(value) else math.nan  # without a sign
     inner, outer = neighbours(value, name)

@@ -49,7 +49,7 @@ class Dense:
 
 
 def channels_innermost(x: Any, channel_axis: int) -> bool:
-    """Whether neighbours in memory belong to different channels."""
+    """True if neighbours in memory belong to different channels."""
     return _in_memory(x, channel_axis)[-1] == channel_axis
 
 

@@ -50,17 +50,17 @@ def cudnn() -> Cudnn:
 
 
 def is_used(other: Cudnn) -> bool:
-    """Whether that is the process's cuDNN."""
+    """True if that is the process's cuDNN."""
     return _found is other
 
 
 def is_missing() -> bool:
-    """Whether a call has looked for cuDNN in vain."""
+    """True if a call has looked for cuDNN in vain."""
     return isinstance(_found, BackendUnavailableError)
 
 
 def describe() -> dict[str, Any]:
-    """What is known about cuDNN, without importing CuPy."""
+    """Versions of cuDNN, as far as they are known without importing CuPy."""
     if sys.modules.get("cupy") is None:
         installed = {name: _installed(name) for name in _PACKAGES}
         return {"loaded": False, "packages": {k: v for k, v in installed.items() if v}}

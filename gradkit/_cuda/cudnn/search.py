@@ -75,7 +75,7 @@ def _check_whole(path: str, soname: str) -> None:
 
 
 def _is_cut_off(file: Path) -> bool:
-    """Whether a segment of a 64-bit ELF file ends after the file does."""
+    """True if a segment of a 64-bit ELF file ends after the file does."""
     with file.open("rb") as stream:
         start = stream.read(64)
         if start[:5] != b"\x7fELF\x02"[: len(start)]:
@@ -137,7 +137,7 @@ def _system(soname: str) -> str | None:
 
 
 def _loader_is_safe() -> bool:
-    """Whether LD_LIBRARY_PATH has no empty or relative entry: it means the working directory."""
+    """True if LD_LIBRARY_PATH has no empty or relative entry: it means the working directory."""
     named = os.environ.get("LD_LIBRARY_PATH")
     return not named or all(os.path.isabs(entry) for entry in named.replace(";", ":").split(":"))
 

@@ -1,4 +1,4 @@
-"""What a launcher needs from a GPU, and how CuPy provides it.
+"""Interface of launchers to a GPU, and its implementation by CuPy.
 
 Launchers use only ``Device``, so the same code runs on CuPy and, in the tests, on an emulator over
 NumPy arrays.
@@ -64,7 +64,7 @@ class Device(Protocol):
         """The address of the current stream; ``None`` if NVIDIA's libraries cannot use it."""
 
     def capturing(self) -> bool:
-        """Whether the current stream is being captured into a graph."""
+        """True if the current stream is being captured into a graph."""
 
     def empty(self, shape: int | Shape, dtype: Any) -> Array:
         """A new array whose contents are undefined."""
@@ -76,7 +76,7 @@ class Device(Protocol):
         """Compile CUDA C++ for this device."""
 
     def resident(self, kernel: Kernel, threads: int, shared_mem: int) -> int:
-        """How many blocks of so many threads and bytes of shared memory a multiprocessor holds."""
+        """Number of blocks of this size that a multiprocessor holds at once."""
 
     def pointer(self, array: Array) -> int:
         """The address of an array's first element, to be stored in a structure."""
@@ -145,7 +145,7 @@ class CupyDevice:
         # CUDA 12.1 has raised the limit, for Volta and later.
         much = capability >= 70 and driver >= 12010 and compiler >= (12, 1)
         self.parameter_bytes = 32764 if much else 4096
-        # What `cupy.empty` calls, without the third of its time that goes into other options.
+        # `cupy.empty` calls this, and a third of its time goes into other options.
         self.empty: Callable[[int | Shape, Any], Array] = cupy.ndarray
         self.launch_errors: tuple[type[Exception], ...] = (
             cupy.cuda.driver.CUDADriverError,

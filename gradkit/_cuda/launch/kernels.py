@@ -24,7 +24,7 @@ _CXX = {row.name: row.cxx for row in FLOATS.values()}
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 Macros: TypeAlias = dict[str, str | int]
-# What an operation may need: a kernel file, and the macros that it is compiled with.
+# A kernel file, and the macros that it is compiled with.
 Combination: TypeAlias = tuple[str, Macros]
 
 FLAGS = {False: np.uint32(0), True: np.uint32(1)}  # as kernels take them
@@ -49,7 +49,7 @@ class LoadedKernel:
         Launch(self, grid, block, shared_mem)(*args)
 
     def resident(self, threads: int, shared_mem: int = 0) -> int:
-        """How many blocks a multiprocessor holds at once, as the compiler has made the kernel."""
+        """Number of blocks that a multiprocessor holds at once, as the kernel was compiled."""
         try:
             self.allow(shared_mem)
             return max(1, self.device.resident(self.function, threads, shared_mem))
@@ -57,7 +57,7 @@ class LoadedKernel:
             raise self.refused(f"blocks of {threads}", shared_mem, error) from error
 
     def refused(self, what: str, shared_mem: int, error: Exception) -> KernelError:
-        """What a failed launch raises."""
+        """Return the error of a failed launch."""
         return KernelError(
             f"the device refused kernel {self.name} on {what} threads with {shared_mem} bytes of "
             f"shared memory: {error}. An earlier kernel on the device may be at fault: run with "
@@ -75,7 +75,7 @@ class LoadedKernel:
 
 
 class Launch:
-    """What shapes and dtypes decide of a launch: all but the arguments.
+    """A launch without its arguments: all that shapes and dtypes decide.
 
     ``dependent``: the kernel may start before the one in front of it has ended, because each of its
     threads waits for that, by ``kernels/dependent.cuh``, before it does anything else.
@@ -132,7 +132,7 @@ def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedK
 
 
 def asked_of(device: Device) -> list[Combination]:
-    """What a device was asked for, each combination once; its kernels are forgotten."""
+    """Return each combination of macros that a device was asked for, and forget its kernels."""
     own = [key for key in [*_kernels] if key[0] == id(device)]
     found: dict[tuple[Any, ...], Combination] = {}
     for key in own:

@@ -1,6 +1,6 @@
 // Products of matrices as cuBLAS computes them, in the order of the driver's streams.
 //
-// What CuPy asks for by another name is refused: see library.py, which makes these functions.
+// Functions of other names that CuPy asks for are refused: library.py makes them.
 #include <cstddef>
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// What every call of the driver shares: result codes, the lock, counts and failures on request.
+// Common parts of all calls of the driver: result codes, the lock, counts and failures on request.
 //
 // The interpreter's lock is the driver's own: kernels run in Python, and whoever waits for the
 // device must not keep it from running.
@@ -54,7 +54,7 @@ class Held {
   PyGILState_STATE state_;
 };
 
-// How often a function was called, and at which call it is to fail with what.
+// The count of a function's calls, and the call at which it is to fail, and with what.
 struct Calls {
   explicit Calls(const char* name);
   Result enter();

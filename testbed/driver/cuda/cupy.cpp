@@ -1,7 +1,7 @@
 // CuPy's functions of CUDA's runtime, which is linked into CuPy, by calls of this driver.
 //
 // Modules of CuPy find each other's functions in capsules, whose names are the functions' types.
-// Those here are put into the capsules of cupy_backends.cuda.api.runtime before others look there.
+// The capsules made here are put into cupy_backends.cuda.api.runtime's before others look there.
 #include <cstring>
 #include <string>
 #include <vector>
@@ -88,7 +88,7 @@ T or_raise(Result code, const V& value, T otherwise) {
 void* handle(intptr_t number) { return reinterpret_cast<void*>(number); }
 void* context(int device) { return handle(device + 1); }
 
-// What a function returns when Python's exception is set, by its type.
+// The name of a result's type, as capsules write it.
 template <class T>
 constexpr const char* type_name();
 template <>
@@ -145,7 +145,7 @@ Entry binding(const char* name) {
   return entry(name, Binding<Function>::call);
 }
 
-// Whether a capsule's name, such as "int (int, int __pyx_skip_dispatch)", has these types.
+// True if a capsule's name, such as "int (int, int __pyx_skip_dispatch)", has these types.
 bool same(const Entry& entry, const std::string& text) {
   auto begins = [](const std::string& found, const char* type) {
     if (!strncmp(type, "struct", 6)) return found.compare(0, strlen(type), type) == 0;
@@ -228,7 +228,7 @@ PyObject* memory_info(Skip) {
   if (Result code = cuMemGetInfo_v2(&left, &all)) return none(code);
   return Py_BuildValue("(nn)", Py_ssize_t(left), Py_ssize_t(all));
 }
-// What a copy's kind says of its ends: 0 host to host, 1 to the device, 2 from it, 3 within, 4 any.
+// Checks the ends of a copy by its kind: 0 host to host, 1 to the device, 2 from it, 3 within, 4 any.
 Result check_kind(intptr_t to, intptr_t from, int kind) {
   const Allocation* const target = find(uintptr_t(to));
   const Allocation* const source = find(uintptr_t(from));

@@ -307,7 +307,7 @@ API Result cuMemGetInfo_v2(size_t* left, size_t* all) {
   return success;
 }
 
-// What only tests call
+// Functions that only tests call
 
 API void driver_use_windows(const Windows* windows) { use_windows(*windows); }
 API void driver_launches_run(int chosen) { runs = chosen != 0; }

@@ -36,7 +36,7 @@ const Allocation* find(uintptr_t address);
 const Allocation* find_serial(int64_t serial);
 size_t used_bytes(int device);
 
-// Where [address, address + size) lies. An error: it leaves its allocation, or was given back.
+// Finds the kind of [address, address + size). An error: it leaves its allocation, or was given back.
 Result place(uintptr_t address, size_t size, Kind& kind);
 Result copy(uintptr_t to, uintptr_t from, size_t size);
 Result fill(uintptr_t to, size_t count, size_t width, uint32_t value);

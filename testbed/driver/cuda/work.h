@@ -69,7 +69,7 @@ Result run(const WorkPtr& work);
 Result run_stream(Stream& stream);
 Result run_device(int device);
 bool running();
-// Whether a call may not be made while something is captured; it ends the capture if so.
+// An error if the call may not be made while something is captured; it ends the capture then.
 Result forbidden_in_capture();
 
 }  // namespace driver

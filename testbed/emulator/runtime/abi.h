@@ -1,4 +1,4 @@
-// What a kernel's translation unit and the emulator's runtime agree on.
+// The interface between a kernel's translation unit and the emulator's runtime.
 // Built-in types only: a kernel sees no standard header under NVRTC, so it sees none here either.
 #pragma once
 

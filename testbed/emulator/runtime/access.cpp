@@ -9,7 +9,7 @@ namespace emu {
 
 namespace {
 
-// Where recent addresses led to: what makes a checked access cheap.
+// Windows of recent addresses: they make a checked access cheap.
 struct Lookup {
   uint64_t page_number;
   Window* window;
@@ -286,7 +286,7 @@ using namespace emu;
 #define CODE reinterpret_cast<uint64_t>(__builtin_return_address(0))
 #define ADDRESS reinterpret_cast<uint64_t>(p)
 
-// What g++ -fsanitize=thread calls before each access. The `unaligned` forms and the ranges come
+// Functions that g++ -fsanitize=thread calls before each access. The `unaligned` forms and the ranges come
 // from copies that state no alignment, which a GPU makes byte by byte.
 #define EMU_ACCESSES(n) \
   EMU_API void __tsan_read##n(void* p) { check_access(ADDRESS, n, Access::read, true, CODE); } \

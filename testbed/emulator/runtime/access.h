@@ -1,4 +1,4 @@
-// What a load, a store or an atomic must satisfy before it may happen.
+// Checks of a load, a store or an atomic before it may happen.
 #pragma once
 #include <cstdint>
 

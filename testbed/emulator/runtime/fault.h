@@ -25,7 +25,7 @@ enum class Kind : uint32_t {
 
 enum class Access : uint32_t { none, read, write, atomic };
 
-// What is wrong with a cluster: the `detail` of Kind::cluster. The order is faults.py's.
+// Errors of a cluster: the `detail` of Kind::cluster. The order is faults.py's.
 enum class Misuse : uint64_t {
   not_started,    // another block's shared memory, before a barrier of the cluster
   ended,          // the same, after that block has ended

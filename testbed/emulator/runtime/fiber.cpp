@@ -17,7 +17,7 @@ namespace {
 constexpr size_t guard_bytes = 4096;
 constexpr size_t stride = stack_bytes + guard_bytes;
 
-// Those of a block. Virtual until touched; the guard pages turn an overflow into an address that no array holds.
+// Stacks of a block. Virtual until touched; the guard pages turn an overflow into an address that no array holds.
 uintptr_t reserve_stacks() {
   void* base = mmap(nullptr, stride * max_threads, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

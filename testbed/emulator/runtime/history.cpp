@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t word = 4;  // atomics are listed by 4-byte word
 
-// What lay before a fence: earlier barrier intervals of the block and of the cluster, and of the
+// Accesses before a fence: earlier barrier intervals of the block and of the cluster, and of the
 // fence's own interval what the fencing thread's warp knew.
 struct Publication {
   uint32_t cluster_epoch, floor, joined;
@@ -158,7 +158,7 @@ EMU_API void emu_fence() {
   publication->warp = thread.warp;
   publication->synced = warp.synced;
   std::copy_n(warp.known[thread.lane], warp_size, publication->known);
-  // What this thread does after the fence is not published: it carries a later stamp.
+  // Later accesses of this thread are not published: they carry a later stamp.
   thread.stamp = ++machine.tick;
   publication->known[thread.lane] = thread.stamp;
   last_fence[thread.number] = publication.get();

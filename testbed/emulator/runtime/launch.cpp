@@ -193,7 +193,7 @@ EMU_API void emu_mark_initialised(uint64_t start, uint64_t end) {
 EMU_API uint64_t emu_dynamic_shared_base() { return reinterpret_cast<uint64_t>(dynamic_shared); }
 EMU_API uint64_t emu_dynamic_shared_capacity() { return dynamic_shared_capacity; }
 
-// Where the library that holds `symbol` begins, and where its read-only part (code and constants)
+// Finds where the library that holds `symbol` begins, and where its read-only part (code and constants)
 // ends: 0 when found.
 EMU_API int emu_image(void* symbol, uint64_t* start, uint64_t* end) {
   Dl_info info;

@@ -16,7 +16,7 @@ namespace emu {
 constexpr unsigned warp_size = 32;
 constexpr unsigned max_warps = max_threads / warp_size;  // of a block
 
-// Where a thread that cannot run has got to; of one that can it means nothing.
+// The place at which a thread waits or has ended; of one that can run it means nothing.
 enum class State : uint8_t { running, at_barrier, at_warp_op, done, at_cluster_barrier };
 
 // A place in the kernel: the instruction, and the calls that led to it. Two inlined copies of
@@ -144,7 +144,7 @@ struct Machine {
 extern Machine machine;
 extern unsigned char* const dynamic_shared;
 constexpr uint64_t dynamic_shared_capacity = 1 << 20;  // of a block; those of a cluster lie in a row
-// Where mapped addresses lead to that no access may use; a compiler may map before it asks.
+// Bases of mapped addresses that no access may use; a compiler may map before it asks.
 constexpr uint64_t no_rank = uint64_t{1} << 60, not_shared = uint64_t{1} << 61;
 
 inline unsigned rank_of(unsigned thread) { return thread / max_threads; }

@@ -154,7 +154,7 @@ void release_barrier(unsigned rank) {
   for (unsigned w = 0; w < machine.warps_count; ++w) machine.warps[rank * max_warps + w].halted = 0;
 }
 
-// Whether there was one that whole blocks stood at.
+// Releases barriers that whole blocks stand at. Returns true if there was one.
 bool release_barriers() {
   bool released = false;
   for (unsigned rank = 0; rank < machine.cluster_size; ++rank) {

@@ -31,13 +31,13 @@ void number_threads();
 // Runs every thread of the blocks that machine.blocks names, until all have returned.
 void run_cluster();
 
-// What the cluster's barrier held up can run.
+// Lets threads run that the cluster's barrier held up.
 void wake_cluster();
 
 // The current thread's state is set: run others, and come back when it is ready again.
 void reschedule();
 
-// How many accesses the current thread may make before pause() is called.
+// The number of accesses that the current thread may make before pause() is called.
 extern int64_t accesses_left;
 // Lets another thread run, where the schedule preempts; finds threads that never arrive anywhere.
 void pause(uint64_t code);

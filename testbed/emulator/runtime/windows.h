@@ -1,4 +1,4 @@
-// Which addresses a launch may touch: the windows of its own parameters, and those of arrays whose
+// Addresses that a launch may touch: the windows of its own parameters, and those of arrays whose
 // address was handed out beforehand, because it travels inside a struct or in device memory.
 #pragma once
 #include <cstdint>

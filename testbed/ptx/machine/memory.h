@@ -2,13 +2,13 @@
 //
 // Generic addresses are the host's. Those in shared memory count from the block's first byte; those
 // of another block of the cluster, or mapped to its own, from a multiple of 2^20 by its rank and one.
-// Those of parameters count from the first byte of the launch's.
+// Addresses of parameters count from the first byte of the launch's.
 #pragma once
 
 #include "abi.h"
 #include "bits.h"
 
-// What the runtime calls these faults (runtime/fault.h).
+// The runtime's numbers of these faults (runtime/fault.h).
 enum Fault { out_of_bounds = 1, misaligned = 2, endless = 10, early = 14 };
 enum Access { nothing, reading = 1, writing = 2 };
 OP void __attribute__((noreturn)) stop(Fault kind, Access access, u64 address, u64 size) {
@@ -89,7 +89,7 @@ template <int Size> OP u8* within(u64 address, bool write, const u8* start, u64 
   return (u8*)address;
 }
 
-// What a thread may not do before its griddepcontrol.wait, in a kernel that has one: such a kernel may
+// Refuses an access before griddepcontrol.wait, in a kernel that has one: such a kernel may
 // start before the one in front of it has ended.
 OP void after_wait(bool waited, Access access, u64 size) {
   if (!waited) stop(early, access, 0, size);

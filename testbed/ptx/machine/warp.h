@@ -93,7 +93,7 @@ template <Reduce O, class T> OP u32 redux(u32 value, u32 mask) {
   });
 }
 
-// Of all threads of the block.
+// Barriers that reduce the predicates of all threads of the block.
 OP u32 barrier_popc(u8 p) { return emu_barrier(p); }
 OP u8 barrier_or(u8 p) { return emu_barrier(p) != 0; }
 OP u8 barrier_and(u8 p) { return emu_barrier(!p) == 0; }

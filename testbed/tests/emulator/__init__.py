@@ -1,1 +1,1 @@
-"""What the emulator must notice, refuse and compute."""
+"""Tests of what the emulator must notice, refuse and compute."""

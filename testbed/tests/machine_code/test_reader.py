@@ -82,7 +82,7 @@ def test_independent_loads_are_one_trip(compiled):
 
 @pytest.mark.parametrize("name", ["rows", "ahead"])
 def test_a_row_is_one_trip_prefetched_or_not(compiled, name):
-    """What one turn issues and the next waits for counts once."""
+    """Loads that one turn issues and the next waits for count once."""
     outermost = [loop for loop in loops_of(compiled[name]) if loop.depth == 1]
     loaded = [loop for loop in outermost if any(i.is_global_load for i in loop.body)]
     trips = [steady_trips(loop.body) for loop in loaded]

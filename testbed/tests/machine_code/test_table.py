@@ -1,4 +1,4 @@
-"""What counts as worse in a table: each planted change fails, with its row and column."""
+"""Changes that a table counts as worse: each planted one fails, with its row and column."""
 
 import functools
 from pathlib import Path

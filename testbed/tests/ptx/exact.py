@@ -67,7 +67,7 @@ def encode(number, form, mode="rn"):
 
 
 def _upwards(mode, sign, rest, count):
-    """Whether the magnitude grows in rounding; ``rest`` is in units of the last place."""
+    """Return whether the magnitude grows in rounding; ``rest`` is in units of the last place."""
     if mode == "rn":
         return rest > Fraction(1, 2) or (rest == Fraction(1, 2) and count % 2 == 1)
     return rest > 0 and mode == ("rm" if sign else "rp")

@@ -28,7 +28,7 @@ def signed(bits, width):
 
 
 def value(bits, kind):
-    """What an integer register holds, by its type."""
+    """Value of an integer register's bits, by its type."""
     return signed(bits, WIDTHS[kind]) if kind[0] == "s" else bits
 
 
@@ -97,7 +97,7 @@ def _paired(name, words):
 
 
 def _compare(words, a, b):
-    """Whether a comparison holds between numbers; None as an operand is NaN."""
+    """Return whether a comparison holds between numbers; None as an operand is NaN."""
     word = words[0]
     unordered = a is None or b is None
     if word in ("num", "nan"):

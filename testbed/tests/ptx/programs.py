@@ -187,7 +187,7 @@ def _drawn(draw, kind, table):
 
 
 def is_nan(bits, kind):
-    """Whether a result is a NaN of its type; in f32 there is but one."""
+    """Return whether a result is a NaN of its type; in f32 there is but one."""
     if kind in ("f32", "f16", "bf16"):
         return bits == {"f32": 0x7FFFFFFF, "f16": 0x7FFF, "bf16": 0x7FFF}[kind]
     return kind == "f64" and bits & (F64.sign_bit - 1) > F64.infinity

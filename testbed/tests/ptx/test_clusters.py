@@ -1,4 +1,4 @@
-"""What PTX says of clusters in words that NVRTC does not choose for the intrinsics."""
+"""PTX about clusters that NVRTC does not choose for the intrinsics."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which products and sums become one fma, and which must not."""
+"""Products and sums that become one fma, and those that must not."""
 
 import numpy as np
 import pytest

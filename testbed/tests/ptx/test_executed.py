@@ -1,4 +1,4 @@
-"""How many instructions ran: counted by hand for a loop, and nothing unless it is asked for."""
+"""Counts of instructions: by hand for a loop, and none unless they are asked for."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ $L_turn:
 
 
 def turns(n, launches=1):
-    """What is executed by so many launches."""
+    """Return what so many launches execute."""
     device = PtxDevice(counted=True)
     out = np.zeros(1)
     run = device.load(LOOP).get_function("turns")

@@ -1,4 +1,4 @@
-"""What is no arithmetic: memory of every space, predicates, shuffles, votes, atomics, calls."""
+"""Instructions that are no arithmetic: memory, predicates, shuffles, votes, atomics, calls."""
 
 import itertools
 
