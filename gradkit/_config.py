@@ -1,4 +1,4 @@
-"""What gradkit found on this machine, and what computes on host arrays, on how many threads."""
+"""Configuration: what is installed, the CPU backend, and its number of threads."""
 
 import platform
 from collections.abc import Iterator
@@ -47,13 +47,13 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     """
     if mode not in ("stdout", "dicts"):
         raise ValueError(f"mode must be 'stdout' or 'dicts', not {mode!r}")
-    found: dict[str, dict[str, Any]] = {
+    config: dict[str, dict[str, Any]] = {
         "versions": _versions(),
         "backends": {**host.describe(), "cuda": _cuda(), "cudnn": _cudnn()},
     }
     if mode == "dicts":
-        return found
-    for section, entries in found.items():
+        return config
+    for section, entries in config.items():
         print(f"{section}:")
         for name, value in entries.items():
             print(f"  {name}: {value}")
@@ -61,7 +61,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
 
 
 def get_num_threads() -> int:
-    """How many threads one call of compiled code on host arrays may use.
+    """Return the number of threads that one call of compiled code on host arrays may use.
 
     Returns
     -------

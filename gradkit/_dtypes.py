@@ -70,8 +70,8 @@ def float_name(dtype: Any) -> str | None:
     try:
         return _NAMES[dtype]
     except KeyError:
-        known = str(dtype) == "bfloat16"
-        return _NAMES.setdefault(dtype, "bfloat16" if known else None)
+        is_bfloat16 = str(dtype) == "bfloat16"
+        return _NAMES.setdefault(dtype, "bfloat16" if is_bfloat16 else None)
 
 
 def float_of(dtype: Any) -> Float:
@@ -107,10 +107,10 @@ def check_combination(
     t, u, v = types
     x = next(name for name in data if name != "dy")
     accepted = [row[2] for row in table if row[:2] == (t, u)]
-    name, found = (parameters[0], v) if accepted else ([*statistics, "out[1]"][0], u)
+    name, dtype = (parameters[0], v) if accepted else ([*statistics, "out[1]"][0], u)
     accepted = accepted or [*dict.fromkeys(row[1] for row in table if row[0] == t)]
     cast = f"{x}.dtype" if t in accepted else f"np.{accepted[0]}"
     raise TypeError(
-        f"{name} has dtype {found} and {x} {t}; pass {name}.astype({cast}) "
+        f"{name} has dtype {dtype} and {x} {t}; pass {name}.astype({cast}) "
         f"(accepted: {', '.join(accepted)})"
     )

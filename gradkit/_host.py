@@ -1,4 +1,4 @@
-"""Which backend computes on host arrays: the compiled one if it is there, else NumPy's."""
+"""The backend that computes on host arrays: the compiled one if it is there, else NumPy's."""
 
 import os
 import warnings
@@ -39,12 +39,12 @@ if failed and not os.environ.get("GRADKIT_CPU"):
 
 
 def backend() -> Backend:
-    """What computes on host arrays."""
+    """Return the backend of host arrays."""
     return chosen.get()
 
 
 def is_compiled() -> bool:
-    """Whether that is compiled."""
+    """True if that is compiled."""
     return chosen.get() is not _numpy
 
 
@@ -62,11 +62,11 @@ def use_threads(count: int) -> None:
 
 def describe() -> dict[str, dict[str, Any]]:
     """Each backend: whether it is there, and whether it computes."""
-    own = _BACKENDS.get("compiled")
+    accelerated = _BACKENDS.get("compiled")
     cpu: dict[str, Any] = {"available": False, "reason": WHY_NOT_COMPILED}
-    if own is not None:
-        found = {"instruction_set": code.instruction_set(), "threads": threads.workers()}
-        cpu = {"available": True, "computes": backend() is own} | found
+    if accelerated is not None:
+        details = {"instruction_set": code.instruction_set(), "threads": threads.workers()}
+        cpu = {"available": True, "computes": backend() is accelerated} | details
     return {"compiled": cpu, "numpy": {"available": True, "computes": backend() is _numpy}}
 
 

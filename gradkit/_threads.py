@@ -1,4 +1,4 @@
-"""How many threads a call on host arrays may use; the threads are compiled code's own."""
+"""The number of threads of a call on host arrays; the threads are compiled code's own."""
 
 import os
 
@@ -7,7 +7,7 @@ MOST_BY_DEFAULT = 4  # beyond them memory is the limit
 
 
 def workers() -> int:
-    """How many threads one call may use."""
+    """Return the number of threads that one call may use."""
     return _workers
 
 
@@ -18,13 +18,13 @@ def use_workers(count: int) -> None:
 
 
 def default() -> int:
-    """What the environment says, or else what the machine offers."""
-    own = os.environ.get("GRADKIT_NUM_THREADS", "").strip()
-    count = _number(own)
-    if own and not 0 <= count <= MOST:
+    """Number of threads from the environment, or else of cores."""
+    setting = os.environ.get("GRADKIT_NUM_THREADS", "").strip()
+    count = _number(setting)
+    if setting and not 0 <= count <= MOST:
         raise ValueError(
             f"GRADKIT_NUM_THREADS must be a number from 1 to {MOST}, or 0 for the default, "
-            f"not {own!r}"
+            f"not {setting!r}"
         )
     if count > 0:
         return count
@@ -35,7 +35,7 @@ def default() -> int:
 
 
 def _number(text: str) -> int:
-    """What a text says, of very large numbers the first digits alone; -1 if it is no number."""
+    """Parse a number, of very large ones only the first digits; -1 if it is none."""
     return int("0" + text.lstrip("0")[:9]) if text.isdecimal() else -1
 
 

@@ -9,7 +9,7 @@ communication of its own: a group is made of what a program already uses. With m
 
 Every rank makes the same call on its own gradients, perhaps none, and gets the same bits. Ranks
 that pass different limits, scales or other numbers raise :class:`gradkit.RankError`.
-``replicas`` says of how many ranks each gradient is a copy, so that it counts once.
+``replicas`` is the number of ranks that hold a copy of each gradient; copies count once.
 
 :func:`gradkit.batch_norm` and :func:`gradkit.batch_norm_grad` take ``group`` too: their batch is
 that of all ranks.
@@ -287,7 +287,7 @@ class ShardedGrads(Parts):
     replicas: dict[Any, Any]
 
 
-# Whether ranks hold copies of a plain tensor or each has its own, or on how many ranks it lies.
+# Ranks hold copies of a plain tensor, or each has its own, or it lies on so many ranks.
 Plain: TypeAlias = int | Literal["copies", "own"]
 # The same for each: a dict by name, or a function of name and parameter.
 PlainOfEach: TypeAlias = Plain | Mapping[Any, Plain] | Callable[[Any, Any], Plain | None]
@@ -307,10 +307,10 @@ def shards_of(
     With ``group`` this is a call that all its ranks make together, on meshes of any kind: data,
     tensor, expert and pipeline parallelism, hybrid sharding, tied weights. Ranks exchange what
     they hold: of each parameter its name and the indices of its part. Parts of one name with the
-    same indices are copies, and the parts of each name must tile it. What was found out is
-    remembered, so that later calls with such parameters exchange nothing. If only some ranks
-    remember, they find out anew, together with the others, in their next norm: take it right after
-    this call. (Of a :class:`DeviceGroup` all ranks remember, or all raise an error.)
+    same indices are copies, and the parts of each name must tile it. Each rank caches the result,
+    so that later calls with such parameters exchange nothing. If the cache of some ranks misses,
+    all ranks repeat the exchange in their next norm: take it right after this call. (With a
+    :class:`DeviceGroup` all ranks raise an error instead.)
 
     Without ``group``, placements tell how many ranks of a gradient's own mesh hold it.
 
@@ -374,8 +374,8 @@ def shards_of(
         return ShardedGrads(*parts_by_placement(leaves_of(parameters, attr), plain))
     with Collective(group) as collective:
         leaves = leaves_of(parameters, attr)
-        held, ownership = parts_by_exchange(leaves, names, plain, collective)
-        grads = ShardedGrads(held, {})
+        by_name, ownership = parts_by_exchange(leaves, names, plain, collective)
+        grads = ShardedGrads(by_name, {})
         grads.ownership, grads.replicas = ownership, ownership.replicas
         if ownership.serial == SET_UP:
             if not collective.alone:

@@ -49,8 +49,8 @@ class _Libraries(dict[type, Framework | None]):
 
     def __missing__(self, kind: type) -> Framework | None:
         """Look for it, the first time that somebody asks for the type."""
-        found = next((f for f in _FRAMEWORKS if _loaded(f) and f.owns(kind)), None)
-        return self.setdefault(kind, found)
+        framework = next((f for f in _FRAMEWORKS if _loaded(f) and f.owns(kind)), None)
+        return self.setdefault(kind, framework)
 
 
 _BY_TYPE = _Libraries()
@@ -71,8 +71,8 @@ def backend_of(view: Array) -> Backend:
 
 
 def is_library_new() -> bool:
-    """Whether PyTorch or CuPy was imported since the last look; now compiled code knows it."""
-    kinds = (getattr(sys.modules.get(name), own, None) for name, own in _DESCRIBED)
+    """True if PyTorch or CuPy was imported since the last look; now compiled code knows it."""
+    kinds = (getattr(sys.modules.get(name), attribute, None) for name, attribute in _DESCRIBED)
     new = [kind for kind in kinds if not (kind is None or kind in _BY_TYPE)]
     for kind in new:
         framework_for(kind)
@@ -80,7 +80,7 @@ def is_library_new() -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array of a library listed here."""
+    """True if a value is an array of a library listed here."""
     return framework_for(type(value)) is not None
 
 

@@ -65,7 +65,7 @@ def read_only(view: Array) -> Array:
 
 
 def is_read_only(view: Array) -> bool:
-    """Whether a view on a device, or what it is a part of, came from `read_only`."""
+    """True if a view on a device, or what it is a part of, came from `read_only`."""
     return getattr(getattr(view.data, "mem", None), "is_read_only", False)
 
 
@@ -173,9 +173,9 @@ def backends() -> Any:
 
 
 def known_backend(device: int) -> Backend | None:
-    """What computes on the device of that number, if it was used before."""
-    known: dict[int, Backend] = backends().backends
-    return known.get(device)
+    """Backend of the device of that number, if it was used before."""
+    by_device: dict[int, Backend] = backends().backends
+    return by_device.get(device)
 
 
 def _external(address: int, device: int) -> Any:

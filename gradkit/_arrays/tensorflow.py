@@ -64,8 +64,8 @@ class TensorFlow(OwnMemory):
         return super().on_stream(_value(like))
 
 
-def _cast(found: re.Match[str]) -> str:
-    return f"tf.cast({found[1]}, {found[3] or 'tf.' + found[2]})"
+def _cast(match: re.Match[str]) -> str:
+    return f"tf.cast({match[1]}, {match[3] or 'tf.' + match[2]})"
 
 
 def _value(array: Any) -> Any:

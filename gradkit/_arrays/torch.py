@@ -47,11 +47,11 @@ class Torch(Framework):
 
     def owns(self, kind: type) -> bool:
         torch = sys.modules["torch"]
-        own = kind is torch.Tensor or kind is torch.nn.Parameter
-        if own:
+        is_tensor = kind is torch.Tensor or kind is torch.nn.Parameter
+        if is_tensor:
             _describing()  # from now on compiled code knows tensors
             _share_threads()
-        return own
+        return is_tensor
 
     def in_its_words(self, said: str) -> str:
         return _CAST.sub(r".to(torch.\1)", said).replace(".astype(", ".to(")
@@ -98,10 +98,10 @@ class Torch(Framework):
 
     def outputs(self, specs: Sequence[Spec | None], table: Any) -> tuple[list[Any], list[Any]]:
         like = table.arrays[0]
-        made = [spec and self.new(spec.shape, spec.dtype, like) for spec in specs]
-        if table.device < 0:  # compiled code takes tensors
-            return made, made
-        return [each if each is None else _on_device(each) for each in made], made
+        tensors = [spec and self.new(spec.shape, spec.dtype, like) for spec in specs]
+        if table.device < 0:  # compiled code takes them
+            return tensors, tensors
+        return [each if each is None else _on_device(each) for each in tensors], tensors
 
     def results(self, plan: Plan, arrays: Sequence[Any]) -> Sequence[Any]:
         making, items = plan.making, [*arrays]
@@ -142,9 +142,9 @@ class Torch(Framework):
     def wrap(self, result: Array, like: Any) -> Any:
         torch = sys.modules["torch"]
         on_host = type(result) is np.ndarray
-        if on_host and (made := self.empty(result.shape, result.dtype, like)):
-            made[0][...] = result
-            return made[1]
+        if on_host and (pair := self.empty(result.shape, result.dtype, like)):
+            pair[0][...] = result
+            return pair[1]
         make = torch.from_numpy if on_host else torch.from_dlpack
         try:
             return make(result)
@@ -169,7 +169,7 @@ Making: TypeAlias = int | Callable[[], Any] | None
 
 
 def making_of(model: Any, items: Sequence[Any], device: Any) -> Making:
-    """How one like a model is made, if there is one. The layouts of items never change."""
+    """The way to make a tensor like a model, if there is one. Items never change layout."""
     if model is None:
         return None
     make, tensor = _maker(model, device), sys.modules["torch"].Tensor
@@ -193,7 +193,7 @@ def make_all(making: Sequence[Making], items: list[Any]) -> None:
 
 
 def _maker(model: Any, device: Any) -> partial[Any]:
-    """What makes tensors like one without gaps, large ones in memory that is kept for the next."""
+    """Return a function that makes tensors like a gapless one; large ones reuse memory."""
     shape, strides, dtype = tuple(model.shape), model.stride(), model.dtype
     if device.type == "cpu" and model.numel() * model.element_size() >= LARGE:
         code, name = _describing(), _name_of(dtype)
@@ -206,7 +206,7 @@ def _maker(model: Any, device: Any) -> partial[Any]:
 
 @lru_cache(1024)
 def _large(shape: Shape, dtype: np.dtype[Any], device: Any) -> partial[Any]:
-    """What makes tensors in C order, in memory that is kept for the next one if it can be."""
+    """Return a function that makes tensors in C order, in memory that is reused if possible."""
     return _maker(_model_of(Spec("", shape, dtype)), device)
 
 
@@ -251,8 +251,8 @@ def seen_on_host(like: Any, tensors: Sequence[Any], written: int) -> bytes | Non
     if _is_cuda(like) or not _host.is_compiled():
         return None
     code = _describing()
-    found: bytes | None = code and code.described_tensors(tensors, written)
-    return found
+    description: bytes | None = code and code.described_tensors(tensors, written)
+    return description
 
 
 @cache
@@ -273,13 +273,13 @@ def _share_threads() -> None:
     They stay awake for milliseconds after each of its loops, and ours would wait for a processor.
     """
     names = "GOMP_parallel", "omp_get_thread_num", "omp_get_max_threads"
-    own = getattr(sys.modules["torch"], "_C", None)
-    if _host.code is None or own is None or sys.platform != "linux":
+    extension = getattr(sys.modules["torch"], "_C", None)
+    if _host.code is None or extension is None or sys.platform != "linux":
         return
-    library = ctypes.CDLL(own.__file__)  # and all that it is linked with
+    library = ctypes.CDLL(extension.__file__)  # and all that it is linked with
     if all(hasattr(library, name) for name in names):
-        found = [ctypes.cast(library[name], ctypes.c_void_p).value for name in names]
-        _host.code.use_openmp(*found)
+        addresses = [ctypes.cast(library[name], ctypes.c_void_p).value for name in names]
+        _host.code.use_openmp(*addresses)
 
 
 _numbers: dict[Any, Any] = {}
@@ -296,7 +296,7 @@ def _number_of(dtype: np.dtype[Any]) -> Any:
 
 
 def _is_observed(tensor: Any) -> bool:
-    """Whether a mode, a transform or a tracer takes part in what is done to a tensor.
+    """True if a mode, a transform or a tracer takes part in what is done to a tensor.
 
     It would not see what is written, or has made a tensor without memory.
     """

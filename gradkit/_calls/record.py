@@ -1,4 +1,4 @@
-"""What all records share: fields by role, and the plan of a call.
+"""Base of all records: fields by role, and the plan of a call.
 
 A record is a class with a field for each argument, in the order of the public function, and one
 for each result. All else follows from the fields and their roles: which shapes and dtypes fit, the
@@ -75,7 +75,7 @@ class Listed(NamedTuple):
 
 
 class Plan:
-    """What a call's shapes, dtypes, strides and numbers decide, decided once.
+    """Plan of a call: all that shapes, dtypes, strides and numbers decide, decided once.
 
     ``results`` are the outputs, ``missing`` those that the caller has no array for, if there are
     any; ``options`` the numbers as checked: an axis as an index; ``changed`` those that a check has
@@ -114,7 +114,7 @@ class Plan:
 
 
 class Layout(Protocol):
-    """How the shapes and dtypes of a family of operations fit together."""
+    """Rules of the shapes and dtypes of a family of operations."""
 
     def plan(self, call: Any) -> Plan:
         """The plan of a call whose arrays are ``Described``, or the error of one that is wrong."""
@@ -153,12 +153,12 @@ class Record:
         cls.fields = frozenset(cls.__annotations__)
         cls._required = frozenset(name for name in cls.fields if name not in vars(cls))
 
-    def __init__(self, **given: Any):
+    def __init__(self, **values: Any):
         kind = type(self)
-        if not kind._required <= given.keys() <= kind.fields:
-            name, wrong = kind.__name__, sorted(given.keys() ^ kind.fields)
+        if not kind._required <= values.keys() <= kind.fields:
+            name, wrong = kind.__name__, sorted(values.keys() ^ kind.fields)
             raise TypeError(f"{name} has other fields, or needs more: {', '.join(wrong)}")
-        self.__dict__.update(given)
+        self.__dict__.update(values)
         # From the second call on by code of the class's own, in half the time.
         kind.__init__ = _initializer(sorted(kind._required), sorted(kind.fields - kind._required))  # type: ignore[method-assign]
 
@@ -172,9 +172,9 @@ def _initializer(required: list[str], others: list[str]) -> Callable[..., None]:
     parameters = ", ".join([*required, *(f"{name}=LEFT_OUT" for name in others)])
     body = [f"    self.{name} = {name}" for name in required]
     body += [f"    if {name} is not LEFT_OUT: self.{name} = {name}" for name in others]
-    made: dict[str, Any] = {"LEFT_OUT": object()}
-    exec(f"def __init__(self, *, {parameters}):\n" + "\n".join(body), made)
-    return made["__init__"]
+    namespace: dict[str, Any] = {"LEFT_OUT": object()}
+    exec(f"def __init__(self, *, {parameters}):\n" + "\n".join(body), namespace)
+    return namespace["__init__"]
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(result, in_place, partners))
@@ -202,7 +202,7 @@ class Call(Record):
     ordered_names: ClassVar[tuple[str, ...]]
     passed: ClassVar[Callable[..., tuple[Any, ...]]]  # numbers that no plan depends on
     instead: ClassVar[dict[str, str]]
-    # Whether arrays may take part in differentiation, and only their values count.
+    # True if arrays may take part in differentiation, and only their values count.
     detaches: ClassVar[bool] = True
     checks_values: ClassVar[bool]
     reads_values: ClassVar[bool] = False  # of arrays, or their dtypes, when it checks them
@@ -218,18 +218,20 @@ class Call(Record):
         values = vars(cls)
         cls.lists = _lists_of(cls)
         lists = {each.name for each in cls.lists}
-        own = {name: kind for name, kind in cls.__annotations__.items() if name not in lists}
+        annotations = {
+            name: kind for name, kind in cls.__annotations__.items() if name not in lists
+        }
         cls.arguments = tuple(
-            Argument(name, *_role(kind)) for name, kind in own.items() if _wraps(kind, In)
+            Argument(name, *_role(kind)) for name, kind in annotations.items() if _wraps(kind, In)
         )
         cls.in_place = tuple(
             InPlace(name, *_role(kind), **values[name])
-            for name, kind in own.items()
+            for name, kind in annotations.items()
             if _wraps(kind, InOut)
         )
         checked = {
             name: next(iter(getattr(kind, "__metadata__", ())), None)
-            for name, kind in own.items()
+            for name, kind in annotations.items()
             if not any(_wraps(kind, wrapper) for wrapper in (In, InOut, Out))
         }
         cls.rare = tuple(n for n, each in checked.items() if isinstance(each, Rare))
@@ -238,19 +240,19 @@ class Call(Record):
         cls.numbers = {n: check for n, check in checked.items() if n not in others}
         cls.results = tuple(
             Result(name, _role(kind)[0], **values[name])
-            for name, kind in own.items()
+            for name, kind in annotations.items()
             if _wraps(kind, Out)
         )
         cls.result_names = tuple(result.name for result in cls.results)
         cls.array_names = tuple(
-            n for n, kind in own.items() if _wraps(kind, In) or _wraps(kind, InOut)
+            n for n, kind in annotations.items() if _wraps(kind, In) or _wraps(kind, InOut)
         )
         cls._read_names()
         super().__init_subclass__()
 
     @classmethod
     def _read_names(cls) -> None:
-        """What follows from the fields."""
+        """Derive names and readers from the fields."""
         cls.arrays = staticmethod(_values_of(cls.array_names))
         ordered = [*(each.name for each in cls.in_place), *(each.name for each in cls.arguments)]
         cls.ordered, cls.ordered_names = staticmethod(_values_of(ordered)), tuple(ordered)
@@ -265,8 +267,8 @@ class Call(Record):
         own_names = key, tuple(cls.passing), cls.ordered_names
         ways = cls.detaches, cls.reads_values
         cls.key_names = *own_names, len(cls.in_place), cls.lists, cls.rare, *ways
-        given = {each.name for each in cls.in_place} | {each.name for each in cls.lists}
-        for name in (*cls.result_names, *(given & vars(cls).keys())):
+        names = {each.name for each in cls.in_place} | {each.name for each in cls.lists}
+        for name in (*cls.result_names, *(names & vars(cls).keys())):
             setattr(cls, name, None)
 
     def described(self, describe: Callable[[str, Any], Described]) -> Self:
@@ -329,7 +331,7 @@ def _role(kind: Any) -> tuple[Any, bool]:
 
 
 def _values_of(names: Any) -> Callable[[Call], tuple[Any, ...]]:
-    """What gives the values of fields as a tuple, without a Python frame for several of them."""
+    """Return a function of a record that reads fields as a tuple, without a Python frame."""
     if len(names) > 1:
         return attrgetter(*names)
     get = attrgetter(*names) if names else None

@@ -27,17 +27,17 @@ from gradkit._cpu.rows import *
 
 def outputs(specs: Sequence[Spec | None]) -> list[Array | None]:
     """New arrays as these specs say, whose contents are undefined."""
-    made: list[Array | None] = []
+    arrays: list[Array | None] = []
     for spec in specs:  # in C order without a frame for each, a tenth of a small call
         if spec is None:
-            made.append(None)
+            arrays.append(None)
             continue
         if math.prod(spec.shape) * spec.dtype.itemsize >= LARGE:
-            made.append(spec.allocate(_large))
+            arrays.append(spec.allocate(_large))
         else:
-            own = spec.allocate(np.empty) if spec.order else np.empty(spec.shape, spec.dtype)
-            made.append(own)
-    return made
+            array = spec.allocate(np.empty) if spec.order else np.empty(spec.shape, spec.dtype)
+            arrays.append(array)
+    return arrays
 
 
 def _large(shape: Shape, dtype: np.dtype[Any]) -> Array:
@@ -46,7 +46,7 @@ def _large(shape: Shape, dtype: np.dtype[Any]) -> Array:
 
 
 def takes_memory(call: Any) -> bool:
-    """Whether compiled code alone makes the call: it reads tensors too, and NumPy does not."""
+    """True if compiled code alone makes the call: it reads tensors too, and NumPy does not."""
     if call.plan.widened:
         return False
     if isinstance(call, (AccumulateGrad, AccumulateGradV2)):
@@ -57,7 +57,7 @@ def takes_memory(call: Any) -> bool:
     return not (isinstance(call.layout, SampleLayout) and lead_of(call))
 
 
-# What is not compiled. Not by `__getattr__`, which takes half a microsecond of each call.
+# NumPy's functions for all others. `__getattr__` would take half a microsecond of each call.
 for _name in {*names_in(Services), *OPERATIONS}.difference(globals()):
     globals()[_name] = getattr(_numpy, _name)
 

@@ -29,5 +29,5 @@ def gated_rms_norm_grad(call: GatedRmsNormGrad) -> None:
         return
     numbers = types, workers(), call.axis, call.scale_offset
     gating = call.activation == "silu", call.norm_before_gate
-    given = call.dy, call.x, call.gate, call.scale, call.inv_std
-    gated_gradient(*numbers + gating + given, call.dx, call.dgate, call.dscale)
+    inputs = call.dy, call.x, call.gate, call.scale, call.inv_std
+    gated_gradient(*numbers + gating + inputs, call.dx, call.dgate, call.dscale)

@@ -21,11 +21,11 @@ def write_stats(device: Device, call: ListStats) -> None:
         if not plan.chunks:
             fill(device, out, 0)
             continue
-        made: Array = writable_like(device, out)
-        table, outs = plan.table, (None, made) if is_parts else (made, None)
+        target: Array = writable_like(device, out)
+        table, outs = plan.table, (None, target) if is_parts else (target, None)
         partials = workspace(device, (table.chunks * _STATS,), np.dtype(np.float64))
         launch(steps(device, table, "grad_stats", "stat_partials", partials))
         blocks = min(table.tensors, device.multiprocessors * (2048 // _THREADS))
         finish = table.launch(device, blocks, _THREADS, "grad_stats", "stat_finish")
         finish(table.argument, partials, *outs)
-        copy_back(out, made)
+        copy_back(out, target)

@@ -133,17 +133,17 @@ class SeveralDevices(CudaBackend):
 
         Before that the host computes its own, once it has read the numbers.
         """
-        made = []
+        launches = []
         for backend, own in self._of(call.grads):
             part = self._part(call, backend, own)
             with backend.device.active():
-                made.append((backend.device, steps_of(backend.device, part)))
+                launches.append((backend.device, steps_of(backend.device, part)))
         host = call.grads.host
         own_call = None if host is None else self._part(call, self.host, host)
         with nullcontext() if own_call is None else Uninterrupted():
             if own_call is not None:
                 getattr(self.host, name)(own_call)
-            for device, own_steps in made:
+            for device, own_steps in launches:
                 with device.active():
                     launch(own_steps)
 
@@ -208,20 +208,20 @@ class SeveralDevices(CudaBackend):
 
     @contextmanager
     def _written(self, backend: Any, targets: Sequence[Array]) -> Iterator[Sequence[Array]]:
-        """Where a device, which is current meanwhile, writes what is to lie on the first."""
+        """Yield memory in which the current device writes results that are to lie on the first."""
         if backend is self.host:
-            made = [np.empty(target.shape) for target in targets]
-            yield made
-            for target, values in zip(targets, made, strict=True):
+            memory = [np.empty(target.shape) for target in targets]
+            yield memory
+            for target, values in zip(targets, memory, strict=True):
                 target[...] = self.as_float64(values)
             return
         if backend.device is self.device:
             yield targets
             return
         with backend.device.active():
-            made = [scratch(backend.device, target.shape, _FLOAT64) for target in targets]
-            yield made
-        carry(backend.device, made, self.device, targets)
+            memory = [scratch(backend.device, target.shape, _FLOAT64) for target in targets]
+            yield memory
+        carry(backend.device, memory, self.device, targets)
 
 
 def carry(

@@ -48,15 +48,15 @@ def rounded_at_random(values: Array, bits: Array, dtype: np.dtype[Any]) -> Array
     is above the largest number becomes infinite.
     """
     digits, least, infinity, nan = _FORMATS[dtype == np.float16]
-    own = np.ascontiguousarray(values).view(np.uint64)
-    size = own & (_WORD >> 1)
+    words = np.ascontiguousarray(values).view(np.uint64)
+    size = words & (_WORD >> 1)
     exponent = np.maximum(size >> 52, 1)
     significand = (size & ((1 << 52) - 1)) | ((size >> 52 != 0).astype(np.uint64) << 52)
     below = np.maximum(least, exponent) - exponent  # places below the smallest normal number
     dropped = np.minimum(52 - digits + below, 95)
     places = np.minimum(dropped, 63)
-    kept = significand >> places
-    share = (significand - (kept << places) + (np.uint64(1) << (dropped - 33))) >> (dropped - 32)
-    rounded = ((np.maximum(least, exponent) - least) << digits) + kept + (bits < share)
-    signed = np.minimum(rounded, infinity) | (own >> 63 << 15)
+    head = significand >> places
+    share = (significand - (head << places) + (np.uint64(1) << (dropped - 33))) >> (dropped - 32)
+    rounded = ((np.maximum(least, exponent) - least) << digits) + head + (bits < share)
+    signed = np.minimum(rounded, infinity) | (words >> 63 << 15)
     return np.where(size > 0x7FF << 52, nan, signed).astype(np.uint16)

@@ -17,7 +17,7 @@ _SMALL = 2.0**-600
 
 
 class Moments(NamedTuple):
-    """Of each cell: the mean in two pieces, as one number may hold too little, and the variance."""
+    """Mean and variance of each cell; the mean is a sum of two numbers, for precision."""
 
     centre: Array
     rest: Array
@@ -61,17 +61,17 @@ class Cells:
 
     def moments(self, x: Array, cell: Index) -> Moments:
         """Mean and variance of some cells."""
-        found = self._moments(x, cell, 1.0)
-        finite = np.isfinite(found.variance)
+        unscaled = self._moments(x, cell, 1.0)
+        finite = np.isfinite(unscaled.variance)
         if x.dtype != np.float64 or finite.all():
-            return found
+            return unscaled
         small = self._moments(x, cell, _SMALL)
         squares = small.variance / _SMALL / _SMALL
-        pieces = zip(found, (small.centre / _SMALL, small.rest / _SMALL, squares), strict=True)
+        pieces = zip(unscaled, (small.centre / _SMALL, small.rest / _SMALL, squares), strict=True)
         return Moments(*(np.where(finite, large, other) for large, other in pieces))
 
     def _moments(self, x: Array, cell: Index, factor: float) -> Moments:
-        """Those of ``factor * x``, but for an empty cell, of which both are 0.
+        """Return the moments of ``factor * x``; those of an empty cell are 0.
 
         Distances from a cell's first element are 0 if all are equal. Those from the mean correct
         what was rounded.
@@ -97,10 +97,10 @@ def load(array: Array, index: Index) -> Array:
     return copy
 
 
-def sums(values: Array, kept: range) -> Array:
+def sums(values: Array, axes: range) -> Array:
     """The sum over all axes but those that are kept, which NumPy adds up pairwise."""
-    moved = np.moveaxis(values, kept, range(len(kept)))
-    flat = np.ascontiguousarray(moved).reshape(*moved.shape[: len(kept)], -1)
+    moved = np.moveaxis(values, axes, range(len(axes)))
+    flat = np.ascontiguousarray(moved).reshape(*moved.shape[: len(axes)], -1)
     total: Array = flat.sum(axis=-1)
     return total
 
@@ -109,5 +109,5 @@ def spread(numbers: Any, absent: float, shape: tuple[int, ...], axes: range) -> 
     """Numbers along some axes, broadcast to a shape without a copy."""
     if numbers is None:
         return np.broadcast_to(np.float64(absent), shape)
-    own = [shape[axis] if axis in axes else 1 for axis in range(len(shape))]
-    return np.broadcast_to(numbers.reshape(own), shape)
+    lengths = [shape[axis] if axis in axes else 1 for axis in range(len(shape))]
+    return np.broadcast_to(numbers.reshape(lengths), shape)

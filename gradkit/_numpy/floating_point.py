@@ -44,17 +44,17 @@ def enter(environment: Environment) -> None:
 
 def _default() -> Environment:
     """C's ``FE_DFL_ENV``, whatever this thread has: it may flush subnormal numbers."""
-    own = current()
-    if own is None:
+    before = current()
+    if before is None:
         return None
     try:  # on macOS
         named = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_FE_DFL_ENV"))
     except ValueError:
         named = -1
     _set(ctypes.c_void_p(named))
-    found = current()
-    _set(own)
-    return found
+    default = current()
+    _set(before)
+    return default
 
 
 DEFAULT = _default()
@@ -65,10 +65,10 @@ def within(environment: Environment, work: Callable[..., object], *args: Any) ->
     if _get is None:
         work(*args)
         return
-    own = _Memory()
-    _get(own)
+    before = _Memory()
+    _get(before)
     _set(environment)
     try:
         work(*args)
     finally:
-        _set(own)
+        _set(before)

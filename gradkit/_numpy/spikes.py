@@ -12,9 +12,9 @@ __all__ = ["spike_guard_update"]
 def spike_guard_update(call: SpikeGuardUpdate) -> None:
     """Write each state after its norm, and the limit for it; ``next_state`` may be ``state``."""
     states, norms = call.state.reshape(-1, 3).tolist(), call.norm.reshape(-1).tolist()
-    made = [_step(call, *pair) for pair in zip(states, norms, strict=True)]
-    call.next_state[...] = np.reshape([state for state, _ in made], call.state.shape)
-    call.max_norm[...] = np.reshape([limit for _, limit in made], call.norm.shape)
+    steps = [_step(call, *pair) for pair in zip(states, norms, strict=True)]
+    call.next_state[...] = np.reshape([state for state, _ in steps], call.state.shape)
+    call.max_norm[...] = np.reshape([limit for _, limit in steps], call.norm.shape)
 
 
 def _step(call: SpikeGuardUpdate, state: list[float], value: float) -> tuple[list[float], float]:

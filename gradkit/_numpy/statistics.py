@@ -34,15 +34,15 @@ def stats_of(parts: Array) -> Array:
     stats = np.zeros((parts.shape[1], STATS))
     largest, counts = parts[:, :, 6].max(axis=0), parts[:, :, 7:].sum(axis=0)
     for k, row in enumerate(stats):
-        own = parts[:, k]
-        norm = norm_of_states(own[:, :3].T, 1.0, 2.0)
-        row[:3] = norm, largest[k], _mean(own[:, 3:6], counts[k, 2])
+        by_rank = parts[:, k]
+        norm = norm_of_states(by_rank[:, :3].T, 1.0, 2.0)
+        row[:3] = norm, largest[k], _mean(by_rank[:, 3:6], counts[k, 2])
     stats[:, 3:] = np.rint(counts[:, :2])
     return stats
 
 
 def _part(grad: Array) -> list[float]:
-    """What is added up of an array."""
+    """Sums and counts of an array, to be added up."""
     largest, sums, zeros, nonfinite = [0.0], [], 0, 0
     for (block,) in side_by_side([grad]):
         values = block.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Whether a step is taken, and what then becomes of parameters and an optimiser's state."""
+"""The verdict that a step is taken, and parameters and states that are kept without one."""
 
 import math
 
@@ -12,9 +12,9 @@ __all__ = ["keep_if", "step_verdict"]
 
 def step_verdict(call: StepVerdict) -> None:
     """``verdict``: the norm is finite and at most the limit, and nothing was found."""
-    norm, found = float(call.norm), 0.0 if call.found_inf is None else float(call.found_inf)
-    taken = math.isfinite(norm) and norm <= float(call.limit) and found == 0
-    np.copyto(call.verdict, taken)
+    norm, indicator = float(call.norm), 0.0 if call.found_inf is None else float(call.found_inf)
+    is_good = math.isfinite(norm) and norm <= float(call.limit) and indicator == 0
+    np.copyto(call.verdict, is_good)
 
 
 def keep_if(call: KeepIf) -> None:

@@ -56,9 +56,9 @@ def opened(tree: Any) -> OpenedMapping | OpenedSequence | None:
         return tree
     if not (kind in _STANDARD or _is_named_tuple(tree)):
         for flatten in (_by_jax, _by_optree, _by_torch):
-            found = flatten(tree)
-            if found is not None:
-                return found
+            container = flatten(tree)
+            if container is not None:
+                return container
     if isinstance(tree, dict):
         return OpenedMapping(tree, partial(_filled, tree))
     if isinstance(tree, (list, tuple, deque)):
@@ -66,24 +66,24 @@ def opened(tree: Any) -> OpenedMapping | OpenedSequence | None:
     return None
 
 
-def closed(made: Any) -> Any:
+def closed(container: Any) -> Any:
     """A container of the caller's type, of what it had and now holds."""
-    if not isinstance(made, (OpenedMapping, OpenedSequence)):
-        return made
-    return made.make(made)
+    if not isinstance(container, (OpenedMapping, OpenedSequence)):
+        return container
+    return container.make(container)
 
 
-def _filled(tree: Any, made: Any) -> Any:
+def _filled(tree: Any, branches: Any) -> Any:
     """A container like one of the standard library's, or of a type that is made from it."""
     kind = type(tree)
     try:
         if isinstance(tree, tuple):
-            like = _tuple_like(tree, made)
+            like = _tuple_like(tree, branches)
         else:
             like = copy(tree)
-            for key, branch in made.items() if isinstance(tree, dict) else enumerate(made):
+            for key, branch in branches.items() if isinstance(tree, dict) else enumerate(branches):
                 like[key] = branch
-        if type(like) is kind and len(like) == len(made):
+        if type(like) is kind and len(like) == len(branches):
             return like
         why = f"a copy of one is a {type(like).__name__} of {len(like)} items"
     except Exception as error:  # the caller's type's own
@@ -115,11 +115,11 @@ def _by_jax(tree: Any) -> OpenedMapping | OpenedSequence | None:
     util = getattr(sys.modules.get("jax"), "tree_util", None)
     if util is None:
         return None
-    found, structure = util.tree_flatten_with_path(tree, is_leaf=lambda each: each is not tree)
-    if len(found) == 1 and not found[0][0]:
+    pairs, structure = util.tree_flatten_with_path(tree, is_leaf=lambda each: each is not tree)
+    if len(pairs) == 1 and not pairs[0][0]:
         return None
-    keys = [_key_of(path[0]) for path, _ in found]
-    return _registered(tree, [branch for _, branch in found], keys, structure.unflatten)
+    keys = [_key_of(path[0]) for path, _ in pairs]
+    return _registered(tree, [branch for _, branch in pairs], keys, structure.unflatten)
 
 
 def _key_of(entry: Any) -> Any:
@@ -154,12 +154,12 @@ def _registered(
     """A container that a library knows, opened by the caller's keys in the caller's order."""
     if isinstance(tree, (list, tuple)) and len(tree) == len(branches):
         return OpenedSequence(branches, unflatten)
-    own = keys
+    order = keys
     if isinstance(tree, Mapping) and len(tree) == len(branches):
         if {*tree} == {*keys}:
-            own = [*tree]
+            order = [*tree]
         elif all(map(is_, tree.values(), branches)):  # the library has no keys
-            own = keys = [*tree]
+            order = keys = [*tree]
     by_key = dict(zip(keys, branches, strict=True))
-    in_order = {key: by_key[key] for key in own}
-    return OpenedMapping(in_order, lambda made: unflatten([made[key] for key in keys]))
+    in_order = {key: by_key[key] for key in order}
+    return OpenedMapping(in_order, lambda values: unflatten([values[key] for key in keys]))

@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Parts(dict[Any, Any]):
-    """What ``gradkit.distributed.ShardedGrads`` is to the code below it."""
+    """Base class of ``gradkit.distributed.ShardedGrads``, for the code below it."""
 
     replicas: dict[Any, Any]  # on how many ranks each part lies
     ownership: Any = None  # what the ranks of a group found out, and `replicas` follow from
@@ -16,10 +16,10 @@ class Parts(dict[Any, Any]):
 
     def like(self, parts: Mapping[Any, Any]) -> "Parts":
         """Other arrays in the place of these, which lie on as many ranks."""
-        made = type(self)(parts, self.replicas)
+        others = type(self)(parts, self.replicas)
         if self.ownership is not None:
-            made.ownership, made.replicas = self.ownership, self.replicas
-        return made
+            others.ownership, others.replicas = self.ownership, self.replicas
+        return others
 
 
 def replicas_in(tree: Any) -> Any:
@@ -45,10 +45,10 @@ def parts_in(tree: Any) -> Iterator[Parts]:
 
 
 def ownership_in(tree: Any) -> Any:
-    """What a group found out of the parts in a frozen tree, if it did; an error if it did twice."""
-    found = [parts.ownership for parts in parts_in(tree) if parts.ownership is not None]
-    if len(found) > 1:
+    """Ownership that a group found for the parts in a frozen tree, if any; two are an error."""
+    owned = [parts.ownership for parts in parts_in(tree) if parts.ownership is not None]
+    if len(owned) > 1:
         raise ValueError(
             "grads holds two results of shards_of with a group; pass all parameters to one call"
         )
-    return found[0] if found else None
+    return owned[0] if owned else None

@@ -1,4 +1,4 @@
-"""Whether copies of gradients on several ranks have the same bits."""
+"""Check that copies of gradients on several ranks have the same bits."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -22,13 +22,13 @@ _NONE, _EMPTY = 0, 2  # nothing has no copies that could differ, whatever its sh
 
 def check(grads: Any, ranks: Collective) -> None:
     """Raise on all ranks unless all copies have the same bits."""
-    held = Gradients(grads, several=True)
-    owned: Ownership | None = ownership_in(held.tree)
+    gradients = Gradients(grads, several=True)
+    owned: Ownership | None = ownership_in(gradients.tree)
     if owned is None:
-        held.refuse_shards("pass what shards_of returns with a group")
-    elif not isinstance(held.tree, Parts):
+        gradients.refuse_shards("pass what shards_of returns with a group")
+    elif not isinstance(gradients.tree, Parts):
         raise ValueError("pass what shards_of returned as it is, in no other container")
-    copies = list(_copies_of(held, owned))
+    copies = list(_copies_of(gradients, owned))
     while not len(ranks.gather("check_copies", np.zeros(0), owned.serial if owned else 0.0)):
         assert owned is not None
         owned.exchange(ranks)
@@ -38,23 +38,23 @@ def check(grads: Any, ranks: Collective) -> None:
         bits.setdefault((name, signature), {}).setdefault(digest, []).append(owner)
     if all(len(each) == 1 for each in bits.values()):
         return
-    own = every[owners == ranks.rank].tolist()
+    rows = every[owners == ranks.rank].tolist()
     told = [
         _told(part, digest, bits[name, signature][digest], ranks.rank)
-        for (part, _), (name, signature, digest) in zip(copies, own, strict=True)
+        for (part, _), (name, signature, digest) in zip(copies, rows, strict=True)
         if len(bits[name, signature]) > 1
     ]
     said = {rank: text for rank, text in enumerate(ranks.say("; ".join(told))) if text}
     raise RankError("copies of gradients differ in bits", said)
 
 
-def _copies_of(held: Gradients, owned: Ownership | None) -> Iterator[Copy]:
+def _copies_of(gradients: Gradients, owned: Ownership | None) -> Iterator[Copy]:
     """All that other ranks may hold a copy of, with this rank's array."""
     if owned is None:
-        for name, array in held.named():
+        for name, array in gradients.named():
             yield Part(name, (), (), ()), array
         return
-    views = iter(held.views)
+    views = iter(gradients.views)
     for part, place in zip(owned.parts, owned.places, strict=True):
         view: Array | None = None if place is None else next(views)
         if part.axes is not None:
@@ -81,7 +81,7 @@ def _bits(view: Array | None) -> int:
 
 
 def _told(part: Part, digest: int, alike: list[int], rank: int) -> str:
-    """What a rank says of one of its copies."""
+    """Say with which ranks a copy agrees."""
     if digest == _NONE:
         return f"{part.name} is None"
     others = ", ".join(str(each) for each in alike if each != rank)

@@ -1,4 +1,4 @@
-"""What groups whose numbers travel in device memory have in common."""
+"""Base of the groups whose numbers travel in device memory."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from gradkit._arrays import backend_of, cuda, framework_of
 from gradkit._backend import FLOAT64, Array
 from gradkit.errors import RankError
 
-# What a number in `faults` says of its rank.
+# Meanings of the numbers in `faults`.
 _SAID = {
     1.0: "failed; its own error says why",
     2.0: "made another call",
@@ -31,9 +31,9 @@ class DeviceRanks:
         """Every rank's numbers, a row each, once the current stream has reached this point."""
         backend = self._backend
         with backend.device.active():
-            own = backend.as_float64(state) if type(state) is np.ndarray else state
-            rows = backend.empty((self.size, own.size), FLOAT64)
-            self._gather(own, rows)
+            row = backend.as_float64(state) if type(state) is np.ndarray else state
+            rows = backend.empty((self.size, row.size), FLOAT64)
+            self._gather(row, rows)
         return rows
 
     def check(self) -> None:
@@ -50,7 +50,7 @@ class DeviceRanks:
         raise_if_any(faults)
 
     def _zeros(self, size: int) -> Any:
-        """What becomes ``faults``."""
+        """Make the array ``faults``."""
         zeros = self._backend.empty((size,), FLOAT64)
         zeros.fill(0)
         return zeros

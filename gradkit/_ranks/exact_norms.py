@@ -17,11 +17,11 @@ _INDIVISIBLE = 1 << 53  # what no float64 holds exactly from here on
 _LONG = DIGITS + 2  # digits of a sum times a number below that
 
 
-def check(held: Gradients, order: float) -> None:
+def check(gradients: Gradients, order: float) -> None:
     """Raise unless sums of these gradients can be exact."""
     if order not in (1, 2):
         raise ValueError(f"exact=True is for norm_type 1, 2 and infinity, not {order}")
-    for name, view in held.named():
+    for name, view in gradients.named():
         if view.dtype == np.float64:
             raise TypeError(
                 f"{name} is float64, whose squares are not exact; exact=True takes float16, "
@@ -37,7 +37,7 @@ class Own(NamedTuple):
     beyond: float  # the sum of what is not finite
 
     def head(self) -> State:
-        """What ranks have to know of each other first."""
+        """Numbers that ranks exchange first."""
         return np.array([float(self.common)])
 
     def digits(self, factor: int = 1) -> State:
@@ -47,20 +47,20 @@ class Own(NamedTuple):
         return np.array([*digits, self.beyond])
 
 
-def own_of(held: Gradients, order: float, copies: Sequence[int] | None) -> Own:
+def own_of(gradients: Gradients, order: float, copies: Sequence[int] | None) -> Own:
     """A rank's sum.
 
     Copies count a fraction each, so that it is made a whole number by a common multiple.
     """
-    counts = copies or [1] * len(held.views)
+    counts = copies or [1] * len(gradients.views)
     distinct = sorted({*counts}) or [1]
     common = math.lcm(*distinct)
     if common >= _INDIVISIBLE:
         raise ValueError("replicas have a common multiple above 2**53; exact=True needs it")
     sums = np.zeros((len(distinct), DIGITS + 1))
-    held.backend.exact_sums(
+    gradients.backend.exact_sums(
         ExactSums(
-            grads=held.views,
+            grads=gradients.views,
             norm_type=order,
             rows=[distinct.index(count) for count in counts],
             sums=Numbers(sums),
@@ -72,7 +72,7 @@ def own_of(held: Gradients, order: float, copies: Sequence[int] | None) -> Own:
         return Own(total, common, float(sums[:, DIGITS].sum()))
 
 
-def exchanged(own: Own, heads: State, collective: Collective) -> State:
+def exchanged(sums: Own, heads: State, collective: Collective) -> State:
     """All ranks' sums, a row (common, digits, beyond) each, or one row of what they add up to.
 
     They can be added digit by digit if a common multiple of all is small enough: then each rank
@@ -80,9 +80,9 @@ def exchanged(own: Own, heads: State, collective: Collective) -> State:
     """
     common = math.lcm(*map(int, heads[:, 0]))
     if common < _INDIVISIBLE and collective.adds:
-        total = collective.total(own.digits(common // own.common))
+        total = collective.total(sums.digits(common // sums.common))
         return np.array([[common, *total]])
-    return np.hstack([heads, collective.rows(own.digits())])
+    return np.hstack([heads, collective.rows(sums.digits())])
 
 
 def norm_of(states: State, order: float, by: float) -> tuple[float, float]:
@@ -91,13 +91,13 @@ def norm_of(states: State, order: float, by: float) -> tuple[float, float]:
     ``by``: what gradients are to be multiplied by, at least 0 or NaN.
     """
     beyond = states[:, -1]
-    found = float(beyond.any())
-    if found or not math.isfinite(by):
+    any_beyond = float(beyond.any())
+    if any_beyond or not math.isfinite(by):
         with np.errstate(invalid="ignore"):
-            return float(beyond.sum() * by) if found else by, found
+            return float(beyond.sum() * by) if any_beyond else by, any_beyond
     total = sum(Fraction(_whole(state[1:-1]), int(state[0])) for state in states)
     total *= Fraction(by) ** int(order) * Fraction(2) ** LEAST_BIT
-    return _rounded(Fraction(total), int(order)), found
+    return _rounded(Fraction(total), int(order)), any_beyond
 
 
 def _whole(digits: Any) -> int:

@@ -21,23 +21,25 @@ class Leaf(NamedTuple):
 
     @property
     def tensor(self) -> Any:
-        """What tells which part of the whole a rank has."""
+        """The tensor whose placements tell which part of the whole a rank has."""
         return self.parameter if self.grad is None else self.grad
 
 
 def leaves_of(parameters: Any, attr: str) -> list[Leaf]:
     """Every parameter, or gradient by itself, by its name."""
-    found: dict[Any, Leaf] = {}
+    leaves: dict[Any, Leaf] = {}
     for name, leaf in _named_leaves(parameters, attr):
-        if name in found:
+        if name in leaves:
             raise ValueError(f"parameters has two parameters named {name!r}")
         grad = leaf
         if not _is_gradient(leaf, attr):
             grad = trees.gradient_of(leaf, attr, f"parameter {name!r} is")
-        found[name] = Leaf(name, leaf, grad)
-    own = {name: leaf.parameter for name, leaf in found.items() if leaf.parameter is not leaf.grad}
-    trees.refuse_twice([*own.values()], "parameters", [*own])
-    return [*found.values()]
+        leaves[name] = Leaf(name, leaf, grad)
+    parameters_by_name = {
+        name: leaf.parameter for name, leaf in leaves.items() if leaf.parameter is not leaf.grad
+    }
+    trees.refuse_twice([*parameters_by_name.values()], "parameters", [*parameters_by_name])
+    return [*leaves.values()]
 
 
 def parts_by_placement(leaves: list[Leaf], plain: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
@@ -54,15 +56,17 @@ def parts_by_exchange(
     leaves: list[Leaf], names: Any, plain: Any, collective: Collective
 ) -> tuple[dict[Any, Any], Ownership]:
     """The rank's own parts, and what the ranks of a group know about them."""
-    held: dict[Any, Any] = {}
+    by_name: dict[Any, Any] = {}
     parts: list[Part] = []
     places: list[Any] = []
     key, undecided = [], []
-    known: dict[str, Any] = {}  # names on all ranks
+    local_names: dict[str, Any] = {}  # names on all ranks
     for leaf in leaves:
         name = _name_on_all(names, leaf)
-        if known.setdefault(str(name), leaf.name) != leaf.name:
-            raise ValueError(f"names gives {name!r} to {known[str(name)]!r} and {leaf.name!r}")
+        if local_names.setdefault(str(name), leaf.name) != leaf.name:
+            raise ValueError(
+                f"names gives {name!r} to {local_names[str(name)]!r} and {leaf.name!r}"
+            )
         kind = None if collective.alone or _says_where(leaf.tensor) else _kind(plain, leaf)
         if kind == "undecided":
             undecided.append(repr(leaf.name))
@@ -77,9 +81,9 @@ def parts_by_exchange(
         places += [None if leaf.grad is None else (leaf.name, listed)] * len(runs)
         key.append((name, shape, where, kind, tuple(runs)))
         if leaf.grad is not None and runs:
-            held[leaf.name] = arrays
+            by_name[leaf.name] = arrays
     _refuse(undecided)
-    return held, Ownership(parts, places, tuple(key), collective)
+    return by_name, Ownership(parts, places, tuple(key), collective)
 
 
 def _refuse(undecided: list[str]) -> None:
@@ -93,14 +97,14 @@ def _refuse(undecided: list[str]) -> None:
 
 
 def _name_on_all(names: Any, leaf: Leaf) -> Any:
-    """What all ranks call a parameter."""
+    """Name of a parameter on all ranks."""
     if isinstance(names, Mapping):
         return names.get(leaf.name, leaf.name)
     return leaf.name if names is None else names(leaf.name, leaf.parameter)
 
 
 def _kind(plain: Any, leaf: Leaf) -> str:
-    """What a plain tensor is: "copies", "own" or "undecided"."""
+    """Kind of a plain tensor: "copies", "own" or "undecided"."""
     kind = plain
     if isinstance(plain, Mapping):
         kind = plain.get(leaf.name)
@@ -116,7 +120,7 @@ def _kind(plain: Any, leaf: Leaf) -> str:
 
 
 def _says_where(tensor: Any) -> bool:
-    """Whether placements tell which ranks hold what."""
+    """True if placements tell which ranks hold what."""
     if _is_jax(tensor):
         return not tensor.is_fully_addressable
     return hasattr(tensor, "placements")
@@ -164,7 +168,7 @@ def _shard_of(tensor: Any, name: Any) -> tuple[Any, int]:
 
 
 def _named(function: Callable[..., Any], name: Any, *arguments: Any) -> Any:
-    """What a function returns; its error is about this gradient."""
+    """Call a function; an error of it names the gradient."""
     try:
         return function(*arguments)
     except ValueError as error:
@@ -179,10 +183,10 @@ def _named_leaves(parameters: Any, attr: str) -> Iterator[tuple[Any, Any]]:
 
     tree = trees.freeze(parameters, is_leaf)
     if isinstance(tree, list) and all(_is_pair(item) for item in tree):
-        found = [trees.paths(branch, is_leaf, (name,)) for name, branch in tree]
+        pairs = [trees.paths(branch, is_leaf, (name,)) for name, branch in tree]
     else:
-        found = [trees.paths(tree, is_leaf)]
-    for keys, leaf in chain.from_iterable(found):
+        pairs = [trees.paths(tree, is_leaf)]
+    for keys, leaf in chain.from_iterable(pairs):
         yield keys[0] if len(keys) == 1 else ".".join(map(str, keys)), leaf
 
 
@@ -191,7 +195,7 @@ def _is_pair(item: Any) -> bool:
 
 
 def _is_gradient(value: Any, attr: str) -> bool:
-    """Whether a leaf is no parameter, but a gradient itself."""
+    """True if a leaf is no parameter, but a gradient itself."""
     if _is_jax(value):
         return True
     tensor = is_array(value) or hasattr(value, "placements")

@@ -9,7 +9,7 @@ from gradkit.errors import RankError
 
 
 class _Board:
-    """Where the threads of a group leave their numbers for each other."""
+    """Memory in which the threads of a group exchange numbers."""
 
     def __init__(self, size: int, timeout: float):
         self.states: list[Any] = [None] * size
@@ -22,11 +22,11 @@ class _Board:
         try:
             self._barrier.wait()
         except threading.BrokenBarrierError:
-            own = self._meetings[rank]
-            absent = [k for k, meetings in enumerate(self._meetings) if meetings < own]
-            said = dict.fromkeys(absent, "did not come")
+            turn = self._meetings[rank]
+            absent = [k for k, meetings in enumerate(self._meetings) if meetings < turn]
+            absences = dict.fromkeys(absent, "did not come")
             names = " and ".join(f"rank {k}" for k in absent)
-            raise RankError(f"timed out waiting for {names or 'another rank'}", said) from None
+            raise RankError(f"timed out waiting for {names or 'another rank'}", absences) from None
 
 
 class ThreadGroup:

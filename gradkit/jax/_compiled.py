@@ -1,4 +1,4 @@
-"""What XLA calls of gradkit's compiled code on a CPU by itself, without Python."""
+"""Operations that XLA calls in gradkit's compiled code on a CPU, without Python."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -69,17 +69,17 @@ def named_call(
     """A call that ``kernels/cpu/xla_lists.cpp`` has, if anything is compiled."""
     if not _is_there:
         return None
-    attributes = {key: np.array(own, np.int64) for key, own in marks.items()}
+    attributes = {key: np.array(mark, np.int64) for key, mark in marks.items()}
     return CompiledCall(name, {"numbers": np.array(numbers, np.float64)} | attributes)
 
 
 def _place(array: Array | None, memory: list[Array]) -> list[int]:
-    """Where an array lies in the memory of these, as ``kernels/cpu/operation.h`` has it."""
+    """Place of an array in the memory of these, as ``kernels/cpu/operation.h`` has it."""
     if array is None:
         return [-1]
-    for place, own in enumerate(memory):
-        offset = _address(array) - _address(own)
-        if 0 <= offset < own.nbytes:
+    for place, target in enumerate(memory):
+        offset = _address(array) - _address(target)
+        if 0 <= offset < target.nbytes:
             return [place, offset, array.ndim, *array.shape, *array.strides]
     raise LookupError("memory of another array")
 
@@ -92,11 +92,11 @@ def _address(array: Array) -> int:
 def call_of_xla(
     call: CompiledCall, shapes: list[Any], operands: Sequence[Any], how: dict[str, Any]
 ) -> Callable[..., Any]:
-    """What makes the call on JAX's arrays; ``how``: further options of JAX's functions."""
+    """Return a function that makes the call on JAX's arrays; ``how``: options of `ffi_call`."""
     axes = np.array([each.ndim for each in (*operands, *shapes)])
-    made = jax.ffi.ffi_call(f"gradkit.{call.name}", shapes, **how)
+    handler = jax.ffi.ffi_call(f"gradkit.{call.name}", shapes, **how)
     attributes = {"axes": axes, "together": np.array(call.together, int), **call.attributes}
-    return lambda *given: made(*given, **attributes)
+    return lambda *arguments: handler(*arguments, **attributes)
 
 
 def _registered() -> bool:

@@ -41,8 +41,8 @@ def grad_stats(grads: Any, *, axis_name: Any = None, replicas: Any = 1) -> "Grad
         collective; on GPUs the callback then waits for the device. By default each device gets the
         statistics of its own parts.
     replicas : int, or pytree of int
-        As in :func:`clip_by_global_norm`: on how many devices of ``axis_name`` each gradient is a
-        copy, so that it counts once.
+        As in :func:`clip_by_global_norm`: number of devices of ``axis_name`` that hold a copy of
+        each gradient; copies count once.
 
     Returns
     -------
@@ -64,12 +64,12 @@ def grad_stats(grads: Any, *, axis_name: Any = None, replicas: Any = 1) -> "Grad
     >>> stats["w"].norm, stats["b"].zeros
     (Array(5., dtype=float32), Array(3., dtype=float32))
     """
-    found = jax.tree_util.tree_leaves_with_path(grads)
-    for path, leaf in found:
+    leaves = jax.tree_util.tree_leaves_with_path(grads)
+    for path, leaf in leaves:
         checks.floating(leaf, f"grads{jax.tree_util.keystr(path)}")
-    keys = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
+    keys = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
     copies = copies_of(replicas, axis_name, grads)
-    table = _table([leaf for _, leaf in found], axis_name, copies)
+    table = _table([leaf for _, leaf in leaves], axis_name, copies)
     return GradStats(tuple(key or "grads" for key in keys), table)
 
 
@@ -93,7 +93,7 @@ def _table(leaves: list[Any], axis_name: Any, copies: tuple[int, ...] | None) ->
 
 
 def _parts(leaves: list[Any]) -> Any:
-    """What is added up over devices, of the gradients of one."""
+    """Sums of one device's gradients, to be added up over devices."""
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         backend_of(ins[0]).grad_stats(ListStats(grads=Views(ins), parts=doubles(outs[0])))

@@ -51,7 +51,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     >>> "gradkit" in str(program.graph)
     False
     """
-    found: dict[Any, Callable[..., Any]] = {
+    functions: dict[Any, Callable[..., Any]] = {
         norms.LAYER_NORM: _layer_norm,
         norms.INVERTIBLE_LAYER_NORM: _layer_norm,
         norms.ADD_LAYER_NORM: _added(_layer_norm),
@@ -62,7 +62,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         norms.GROUP_NORM: _group_norm,
         norms.BATCH_NORM_INFERENCE: _batch_norm_inference,
     }
-    return {norm.overload: _of_arguments(norm, function) for norm, function in found.items()}
+    return {norm.overload: _of_arguments(norm, function) for norm, function in functions.items()}
 
 
 def decomposed_inductor(
@@ -187,8 +187,8 @@ def _group_norm(call: Any) -> tuple[Tensor, ...]:
 
 def _batch_norm_inference(call: Any) -> Tensor:
     x, axis, wide = call.x, call.channel_axis, _wide(call.x)
-    known = call.mean.to(wide), call.var.to(wide), _to(call.scale, wide), _to(call.bias, wide)
-    y = functional.batch_norm(x.to(wide).movedim(axis, 1), *known, eps=call.eps)
+    vectors = call.mean.to(wide), call.var.to(wide), _to(call.scale, wide), _to(call.bias, wide)
+    y = functional.batch_norm(x.to(wide).movedim(axis, 1), *vectors, eps=call.eps)
     return _laid_out(call, y.movedim(1, axis))
 
 

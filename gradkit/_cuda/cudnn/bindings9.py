@@ -85,8 +85,8 @@ def _checked(library: Any, name: str) -> Callable[..., Any]:
             raise CudnnError(name, status, text)
 
     def make() -> int:
-        made = c_void_p()
-        call(ctypes.byref(made))
-        return made.value or 0
+        handle = c_void_p()
+        call(ctypes.byref(handle))
+        return handle.value or 0
 
     return make if types == (POINTER(c_void_p),) else call

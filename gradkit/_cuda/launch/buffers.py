@@ -22,7 +22,7 @@ _in_c_order = attrgetter("flags.c_contiguous")
 
 
 def vector_of(itemsize: int, run: int) -> int:
-    """How many elements one access moves: the largest power of two that divides runs of ``run``.
+    """Elements that one access moves: the largest power of two that divides runs of ``run``.
 
     At most 16 bytes' worth. Shapes alone decide, so that results do not depend on where arrays lie
     in memory.
@@ -42,7 +42,7 @@ class Usable:
         self.gapless: bool | None = None
 
     def __call__(self, arrays: Sequence[Array | None]) -> Any:
-        """Where these begin, if all lie in C order without gaps, and begin where vectors may.
+        """Return the arrays' addresses if all are contiguous and aligned for vectors, else None.
 
         An absent one begins at 0; the first one is there. An emulated device takes the arrays.
         Whoever gives addresses has looked.
@@ -65,7 +65,7 @@ class Usable:
 
 
 def all_usable(arrays: Sequence[Array], vector: int) -> bool:
-    """Whether a kernel of such vectors can use arrays as they are, whatever their shapes."""
+    """True if a kernel of such vectors can use arrays as they are, whatever their shapes."""
     return all(_contiguous_aligned(array, vector) for array in arrays)
 
 
@@ -87,7 +87,7 @@ def copied(device: Device, array: Array) -> Any:
 
 
 def writable_like(device: Device, out: Role, vector: int = 1) -> Role:
-    """Where a kernel writes what belongs into ``out``: itself, or scratch that is like it."""
+    """Return ``out``, or scratch like it if the kernel cannot write it directly."""
     view: Any = out
     if view is None or _contiguous_aligned(view, vector):
         return out
@@ -116,10 +116,10 @@ def copy_back(out: Array | None, written: Array | None) -> None:
 
 def fill(device: Device, out: Array, value: float) -> None:
     """Write one number to every element."""
-    made = out if _aligned(out) else scratch(device, out.shape, out.dtype)
-    bits = _bits(made)
-    bits.fill(np.asarray(value, made.dtype).view(bits.dtype)[()])
-    copy_back(out, made)
+    target = out if _aligned(out) else scratch(device, out.shape, out.dtype)
+    bits = _bits(target)
+    bits.fill(np.asarray(value, target.dtype).view(bits.dtype)[()])
+    copy_back(out, target)
 
 
 def on_device(device: Device, numbers: Any) -> Array:
@@ -140,14 +140,14 @@ def upload(device: Device, host: np.ndarray[Any, Any]) -> Array:
     if not device.capturing():
         return device.upload(host)
     content = host.tobytes()
-    made = scratch(device, len(content), np.uint8)
+    copy = scratch(device, len(content), np.uint8)
     for first in range(0, len(content), carried):
         words = min(carried, len(content) - first) // _WORD
         parameters = np.zeros((), f"V{carried}")
         parameters[...] = content[first : first + carried]
         launch = Launch(loaded, (-(-words // _THREADS),), (_THREADS,))
-        launch(parameters, made[first:], np.uint32(words))
-    return made
+        launch(parameters, copy[first:], np.uint32(words))
+    return copy
 
 
 def assign(to: Array, source: Array) -> None:
@@ -177,7 +177,7 @@ def as_known(array: Array) -> Array:
 
 
 def _is_bfloat16(array: Any) -> bool:
-    """Whether it is an array of CuPy's in bfloat16."""
+    """True if it is an array of CuPy's in bfloat16."""
     return array.dtype.kind == "V" and not isinstance(array, np.ndarray)
 
 
@@ -187,7 +187,7 @@ def _bits(array: Any) -> Any:
 
 
 def _aligned(array: Any) -> bool:
-    """Whether the library's own kernels can copy an array: CuPy's need aligned elements."""
+    """True if the library's own kernels can copy an array: CuPy's need aligned elements."""
     return isinstance(array, np.ndarray) or array.data.ptr % array.itemsize == 0
 
 
@@ -198,13 +198,13 @@ def _bytes(array: Any) -> Any:
 
 
 def _contiguous_aligned(array: Array, vector: int) -> bool:
-    """Whether an array lies in C order without gaps, and begins where its first access may."""
+    """True if an array lies in C order without gaps, and begins where its first access may."""
     alignment = min(VECTOR_BYTES, vector * array.itemsize)
     contiguous: bool = array.flags.c_contiguous
     return contiguous and address_of(array) % alignment == 0
 
 
 def address_of(array: Array) -> int:
-    """Where an array begins, to ask about alignment and overlap; kernels are given the array."""
+    """Address of an array, to ask about alignment and overlap; kernels take the array."""
     address: int = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
     return address

@@ -1,4 +1,4 @@
-"""How rows are divided among threads and blocks."""
+"""Division of rows among threads and blocks."""
 
 import math
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ def row_clusters(kernel: LoadedKernel, rows: int, packs: int, samples: int = 1) 
 
 
 def row_threads(packs: int, longest: int) -> int:
-    """How many threads share ``packs``, at most ``longest``: whole warps, or a power of two in one.
+    """Threads that share ``packs``, at most ``longest``: whole warps, or a power of two in one.
 
     Longer rows take turns, in each of which nearly all threads have work.
     """
@@ -83,17 +83,17 @@ def row_threads(packs: int, longest: int) -> int:
 
 
 def chunks_of(packs: int, fewest: int, most: int, longest: int) -> int:
-    """How many packs of a row a thread holds: ``most``, unless over a third of them do not exist.
+    """Packs per thread: ``most``, or ``fewest`` if more than a third would be padding.
 
     Then ``fewest``, if so many threads can work on a row and less is left over.
     """
-    held = [chunks * row_threads(-(-packs // chunks), longest) for chunks in (fewest, most)]
-    few = packs <= fewest * longest and held[0] < held[1] and 3 * packs < 2 * held[1]
+    padded = [chunks * row_threads(-(-packs // chunks), longest) for chunks in (fewest, most)]
+    few = packs <= fewest * longest and padded[0] < padded[1] and 3 * packs < 2 * padded[1]
     return fewest if few else most
 
 
 def shares_of(tiles: int, resident: int, most: int) -> int:
-    """How many blocks share each of some tiles, at most ``most``: those that leave least idle.
+    """Blocks that share each tile, at most ``most``: the number that leaves the fewest idle.
 
     A device that holds ``resident`` blocks may take as long for a few more as for twice as many.
     If one wave of blocks would leave over a tenth of their places empty, there are more waves, of

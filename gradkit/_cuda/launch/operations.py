@@ -38,10 +38,10 @@ class OnDevice:
         """
         device = self.device
         read = [a if isinstance(a, np.generic) else contiguous(device, a) for a in arguments]
-        made = [writable_like(device, out) for out in outs]
+        targets = [writable_like(device, out) for out in outs]
         blocks = min(-(-threads // _THREADS), device.multiprocessors * 8)
         block = 1 if threads == 1 else _THREADS
         if blocks:
-            kernel(device, *of)((blocks,), (block,), (*read, *made))
-        for out, written in zip(outs, made, strict=True):
+            kernel(device, *of)((blocks,), (block,), (*read, *targets))
+        for out, written in zip(outs, targets, strict=True):
             copy_back(out, written)

@@ -35,7 +35,7 @@ _pointer, _address = attrgetter("ptr"), attrgetter("data.ptr")
 
 
 def _as_pointer(argument: Any) -> Any:
-    """What CuPy passes as a pointer, of an address or of none.
+    """Return an address, or none, as the number that CuPy passes as a pointer.
 
     CuPy up to 13 does not pass None as null: github.com/cupy/cupy/issues/9046.
     """
@@ -117,7 +117,7 @@ class PackedKernel:
     def on(
         self, grid: Shape, block: Shape, shared_mem: int, *, dependent: bool = False
     ) -> Callable[[Sequence[Any]], None]:
-        """What launches with other arguments each time; ``dependent``: early, but in a capture."""
+        """Return a function that launches arguments; ``dependent``: early, but in a capture."""
         cuda, packings, first = self._cuda, self._packings, self._launch_first
         start, current_stream = cuda.driver.launchKernel, cuda.get_current_stream
         driver_error = cuda.driver.CUDADriverError
@@ -164,8 +164,8 @@ class PackedKernel:
             configured.clear()
         packed = _CONFIGURATION.pack(*where, stream, ctypes.addressof(_DEPENDENT), 1)
         memory = ctypes.create_string_buffer(packed)
-        made = configured[stream] = ctypes.byref(memory), ctypes.c_void_p(self.address)
-        return made
+        launch = configured[stream] = ctypes.byref(memory), ctypes.c_void_p(self.address)
+        return launch
 
     def _launch_first(
         self, grid: Shape, block: Shape, args: Sequence[Any], shared_mem: int
@@ -191,7 +191,7 @@ class PackedKernel:
 
 
 class _Packing:
-    """How arguments of some types lie in a buffer.
+    """Layout of arguments of some types in a buffer.
 
     ``converted`` are the positions of what is no number, with what makes one of it. ``free`` are
     buffers that no launch uses: each takes one for itself, whatever thread it is in.

@@ -57,9 +57,9 @@ def units_of(
 ) -> Iterator[Units]:
     """Two arrays of one shape, cut into units that extend along ``axes``, in C order."""
     inside = tuple(slice(None) if axis in axes else 0 for axis in range(source.ndim))
-    kept = [axis for axis in range(source.ndim) if axis not in axes and source.shape[axis] != 1]
+    counted = [axis for axis in range(source.ndim) if axis not in axes and source.shape[axis] != 1]
     dims: list[Dim] = []  # outermost first
-    for axis in kept:
+    for axis in counted:
         dim = (source.shape[axis], source.strides[axis], target.strides[axis])
         if dims and dims[-1][1:] == (dim[0] * dim[1], dim[0] * dim[2]):
             dim = (dims.pop()[0] * dim[0], *dim[1:])
