@@ -15,7 +15,7 @@ ON_ALL_CORES := -q -j 0 -x '/tests?/'
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help help-all venv demo demo-ranks docs docs-look test test-testbed test-ptx-fast machine-code test-slow lint check check-package \
-	dist clean
+	dist wheels clean
 
 # A first target has ### before its description, any other ##.
 LIST = @awk -F ':.*$(1) ' '/^[a-z-]+:.*$(1) / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,13 +99,21 @@ machine-code: $(STAMP) .venv-nvrtc13/.installed ## compare the kernels' machine 
 	$(BIN)/python -m tests.machine_code --nvrtc $(NVRTC13) $(if $(RECORD),--record)
 
 test-slow: $(STAMP) ## the slow tests, such as every kernel for every GPU
-	$(PYTEST) -p tests.mutants.plugin --covered build/mutants/slow -m '(slow or hypothesis) and not ptx'
+	HYPOTHESIS_PROFILE=further $(PYTEST) --hypothesis-seed 1 -p tests.mutants.plugin --covered build/mutants/slow -m '(slow or hypothesis) and not rare and not ptx'
+
+# Every set of a test's parameters, though others have each two of its values together: tests/pairs.py.
+test-every: $(STAMP) ## the slow tests with every set of parameters
+	$(PYTEST) -m 'slow and not ptx'
 
 check-package: $(STAMP) .venv-package/.installed ## test the release as users install it, on every Python found
 	.venv-package/bin/python -m tests.check_package
 
 dist: .venv-package/.installed ## build the sdist and the wheel that `make check-package` tests
 	.venv-package/bin/python -m build --no-isolation --outdir dist .
+
+# For ARM: apt install qemu-user, and tests/native/arm_root.sh.
+wheels: .venv-wheels/.installed ## build manylinux wheels for x86-64 and ARM, and run them where nothing else is: dist
+	.venv-wheels/bin/python -m tests.wheels
 
 check: lint check-package test test-testbed test-ptx-fast machine-code test-slow ### lint and all tests (30 min)
 
@@ -149,8 +157,10 @@ bench-record: $(STAMP) ## publish RUN=FILE.jsonl, a finished run: benchmarks/res
 	$(BIN)/python -m benchmarks.record $(RUN)
 	$(BIN)/python -m benchmarks.gpu_model
 
-fuzz: $(STAMP) ## test every property with a thousand examples, for MINUTES=10
+# Then programs of PyTorch's and JAX's transformations, for as long.
+fuzz: $(STAMP) .venv-frameworks/.installed ## test every property with a thousand examples, for twice MINUTES=10
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ)
+	.venv-frameworks/bin/python -m tests.fuzz --minutes $(MINUTES) tests/interop/test_gradkit_*_programs.py
 
 LOCK := pip compile --quiet --upgrade --universal --python-version 3.11 --prerelease disallow \
 	--no-config --no-annotate --custom-compile-command 'make lock'
@@ -163,7 +173,8 @@ lock: .venv-lock/.installed ## pin the newest versions of all packages that `mak
 	for cupy in cupy13 cupy14; do .venv-lock/bin/uv $(LOCK) --generate-hashes --extra test \
 		pyproject.toml requirements/$$cupy.in --output-file requirements/$$cupy.txt; done
 	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/nvrtc13.in --output-file requirements/nvrtc13.txt
-	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/package.in --output-file requirements/package.txt
+	for tools in package wheels; do .venv-lock/bin/uv $(LOCK) --generate-hashes requirements/$$tools.in \
+		--output-file requirements/$$tools.txt; done
 
 # The lines that each test runs, as recorded by `make test`.
 build/mutants/tests/main.json: $(shell find gradkit -name '*.py')
@@ -185,7 +196,7 @@ mutants-driver: build/mutants/driver/main.json ## run the mutation tests of what
 	.venv-cupy14/bin/python -m tests.mutants --driver $(MUTANTS)
 
 mutants-fast: $(STAMP) build/mutants/tests/main.json ## run a fixed sample of the mutation tests of Python code (4 min)
-	$(BIN)/python -m tests.mutants --each 1 --seconds 160 --cap 40 --only gradkit/
+	$(BIN)/python -m tests.mutants --each 1 --seconds 120 --cap 80 --only gradkit/
 
 mutants-kernels: $(STAMP) build/mutants/tests/main.json ## the same of the kernels, after `make test-slow` (20 min)
 	$(BIN)/python -m tests.mutants --each 1 --cap 120 --only kernels/
@@ -258,7 +269,8 @@ suite-gpu:
 		$(or $(GPU_TESTS),$(ON_GPU))
 
 test-interop: $(STAMP) .venv-frameworks/.installed .venv-package/.installed ## test with PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
-	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-frameworks/bin/python -m pytest --numprocesses auto --dist worksteal tests/interop
+	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-frameworks/bin/python -m pytest --numprocesses auto --dist worksteal \
+		-m 'not rare' tests/interop
 	$(BIN)/mypy --python-executable .venv-frameworks/bin/python --follow-imports silent tests/typing/frameworks.py
 	.venv-package/bin/pyright --project tests/interop --pythonpath .venv-frameworks/bin/python
 
@@ -310,12 +322,14 @@ $(PTX_PARTS:%=test-ptx-%): test-ptx-sm_%: $(STAMP)
 .venv-nvrtc13/.installed: PACKAGES := --require-hashes --requirement requirements/nvrtc13.txt
 .venv-onnxruntime/.installed: PACKAGES := --requirement tests/onnxruntime/requirements.txt
 .venv-package/.installed: PACKAGES := --require-hashes --requirement requirements/package.txt
+.venv-wheels/.installed: PACKAGES := --require-hashes --requirement requirements/wheels.txt
 
 .venv-bench/.installed: benchmarks/requirements.txt
 .venv-frameworks/.installed: requirements/frameworks.in requirements/frameworks.txt
 .venv-onnxruntime/.installed: tests/onnxruntime/requirements.txt
 .venv-nvrtc13/.installed: requirements/nvrtc13.txt
 .venv-package/.installed: requirements/package.txt
+.venv-wheels/.installed: requirements/wheels.txt
 # What `make venv` has compiled, for other environments: each of them would take a minute and a half.
 EDITABLE = $(shell echo build/editable/*.whl)
 .venv-bench/.installed .venv-cudnn8/.installed .venv-cudnn9/.installed .venv-cupy14/.installed \

@@ -1,4 +1,4 @@
-"""What a warm call costs by how its arrays are passed: ``python -m benchmarks.calls``.
+"""Cost of a warm call by how its arrays are passed: ``python -m benchmarks.calls``.
 
 The first table counts, by ``sys.setprofile``, the calls of Python functions that are in gradkit's
 files, and these files. Not counted: functions in C, other libraries' code, what a dataclass
@@ -32,7 +32,7 @@ from gradkit import _host
 _PACKAGE = Path(gradkit.__file__).parent
 _COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
 NORM, LIST, DICT, MANY = "layer_norm_grad 8x64", "clip [a, b]", "clip {w: a, b: b}", "clip 1000"
-LISTS, DICTS = "accumulate two lists", "accumulate two dicts"
+LISTS, DICTS, STEP = "accumulate two lists", "accumulate two dicts", "adamw [a, b]"
 COUNTED = (NORM, LIST, DICT, DICTS)
 # The call of the same library that a call's time is divided by.
 BESIDE = {
@@ -41,6 +41,8 @@ BESIDE = {
     "clip {layer: {w: a, b: b}}": LIST,
     "clip a": LIST,
     "clip [a, b], max_norm=10": LIST,
+    "clip [a, b], max_norm=array": LIST,
+    "adamw [a, b], scale=array": STEP,
     "clip 1000 in 500 dicts of a dict": MANY,
     DICTS: LISTS,
 }
@@ -58,6 +60,8 @@ def calls(make: Maker) -> dict[str, Callable[[], Any]]:
     many = [array(256) for _ in range(1000)]
     layers = {f"layer{k}": {"w": many[2 * k], "b": many[2 * k + 1]} for k in range(500)}
     clip, accumulate = gradkit.clip_grad_norm, gradkit.accumulate_grads
+    moments = [[array(64), array(8, 64)] for _ in range(2)]
+    adamw = partial(gradkit.adamw_update, [a, b], list(grads.values()), *moments, 1, lr=0.1)
     return {
         NORM: partial(gradkit.layer_norm_grad, array(8, 64), x, scale, row, row),
         LIST: partial(clip, [a, b], 10.0),
@@ -66,10 +70,13 @@ def calls(make: Maker) -> dict[str, Callable[[], Any]]:
         "clip {layer: {w: a, b: b}}": partial(clip, {"layer": named}, 10.0),
         "clip a": partial(clip, a, 10.0),
         "clip [a, b], max_norm=10": partial(clip, [a, b], 10),
+        "clip [a, b], max_norm=array": partial(clip, [a, b], make(np.array(10.0))),
         MANY: partial(clip, many, 10.0),
         "clip 1000 in 500 dicts of a dict": partial(clip, layers, 10.0),
         LISTS: partial(accumulate, [a, b], list(grads.values())),
         DICTS: partial(accumulate, named, grads),
+        STEP: adamw,
+        "adamw [a, b], scale=array": partial(adamw, scale=make(np.array(0.5))),
     }
 
 

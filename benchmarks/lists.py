@@ -2,7 +2,7 @@
 
 The norm reads every element. If clipping scales, it reads each element again and writes it. If it
 does not, the work ends with the norm, except for a peer that always multiplies. Accumulation moves
-3 elements per element, zeroing 1.
+3 elements per element, zeroing 1, a step of AdamW 7.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 
 import gradkit
 from benchmarks.devices import Device
-from benchmarks.peers import Arguments, Call, Remote, Table, direct, onnxruntime, torch
+from benchmarks.peers import Arguments, Call, Remote, Table, direct, onnxruntime, optax, torch
 from benchmarks.shapes import Shape, chosen, list_bytes
 from benchmarks.timing import Case, on_array
 
@@ -23,6 +23,7 @@ SIDE, GPU_SIDE, TINY_SIDE = 4096, 1 << 14, 40  # of a matrix that is accumulated
 # Tensors and bytes above which some peers are left out: compiling or copying takes too long.
 MANY, LARGE, GPU_MANY, GPU_LARGE = 100, 1 << 28, 2000, 4 << 30
 DECAY = 0.999
+STEP, RATE, BETAS, EPS, WEIGHT_DECAY = 3, 1e-3, (0.9, 0.999), 1e-8, 0.01  # of AdamW
 COMPARED = 16  # gradients that are compared with the formula's: float64 takes four times bfloat16
 # By whether clipping scales: passes over the bytes, targets on a CPU and on a GPU.
 CLIPPING = {
@@ -69,6 +70,16 @@ def _clip(grads: Sequence[Any], limit: Changing) -> Any:
     return norm
 
 
+def halves(grads: Sequence[Any]) -> list[bool]:
+    """Return the keys of two blocks: whether a gradient is in the second half."""
+    return [2 * k >= len(grads) for k in range(len(grads))]
+
+
+def _clip_blocks(grads: Sequence[Any], limit: Changing) -> Any:
+    most, middle = fixed(limit()), (len(grads) + 1) // 2
+    return [_clip(block, most) for block in (grads[:middle], grads[middle:])]
+
+
 def _jax_clip(grads: Sequence[Any], limit: Changing) -> Any:
     coefficient = limit() / _norm(grads)
     return [g * coefficient.clip(max=1) for g in grads]
@@ -88,6 +99,18 @@ def _torch_clip(a: Any) -> Call:
     return lambda: torch.nn.utils.clip_grad_norm_(with_grads, a.limit())
 
 
+def _torch_clip_blocks(a: Any) -> Call:
+    middle = (len(a.grads) + 1) // 2
+    blocks = parameters(a.grads[:middle]), parameters(a.grads[middle:])
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def call() -> Any:
+        most = a.limit()
+        return [clip(block, most) for block in blocks]
+
+    return call
+
+
 def _onnxruntime_clip(a: Any) -> Call:
     attributes = {"max_norm": a.limit(), "norm_type": "fro"}
     outputs = {"clipped": "sequence of float32"}
@@ -103,6 +126,31 @@ def _accumulate(buffer: Any, grad: Any) -> Any:
 def _average(buffer: Any, grad: Any) -> Any:
     buffer += (1 - DECAY) * (grad - buffer)
     return buffer
+
+
+def _adamw(param: Any, grad: Any, moment: Any, variance: Any) -> Any:
+    moment += (1 - BETAS[0]) * (grad - moment)
+    variance += (1 - BETAS[1]) * (grad * grad - variance)
+    mean, square = moment / (1 - BETAS[0] ** STEP), variance / (1 - BETAS[1] ** STEP)
+    param -= RATE * (mean / (square**0.5 + EPS) + WEIGHT_DECAY * param)
+    return param
+
+
+def _torch_adamw(a: Any) -> Call:
+    """Return a step of PyTorch's fused optimiser on the same memory."""
+    param = torch.nn.Parameter(a.param)
+    param.grad = a.grad
+    optimizer = torch.optim.AdamW([param], RATE, BETAS, EPS, WEIGHT_DECAY, fused=True)
+    count = torch.tensor(STEP - 1.0, device=a.param.device)
+    optimizer.state[param] = {"step": count, "exp_avg": a.moment, "exp_avg_sq": a.variance}
+    return optimizer.step
+
+
+def _optax_adamw(param: Any, grad: Any, moment: Any, variance: Any) -> Any:
+    adam = optax.scale_by_adam(*BETAS, EPS)
+    state = optax.ScaleByAdamState(STEP - 1, moment, variance)
+    updates, state = adam.update(grad, state)
+    return param - RATE * (updates + WEIGHT_DECAY * param), state.mu, state.nu
 
 
 def _by_float32(buffer: Any, grad: Any, kept: Any, wide: Any) -> None:  # noqa: ARG001
@@ -137,6 +185,13 @@ TABLES: dict[str, Table] = {
         "naive": _clip,
         "jax": _jax_clip,
     },
+    "clip_grad_block_norm, two blocks": {
+        "gradkit": lambda grads, limit: gradkit.clip_grad_block_norm(
+            grads, limit(), blocks=halves(grads)
+        ),
+        "torch": _torch_clip_blocks,
+        "naive": _clip_blocks,
+    },
     "accumulate_grad": {
         "gradkit": gradkit.accumulate_grad,
         "torch": lambda a: partial(a.buffer.add_, a.grad),
@@ -149,6 +204,14 @@ TABLES: dict[str, Table] = {
         "torch": lambda a: partial(torch._foreach_lerp_, [a.buffer], [a.grad], 1 - DECAY),
         "naive": _average,
         "jax": "naive",
+    },
+    "adamw_update": {
+        "gradkit": lambda param, grad, moment, variance: gradkit.adamw_update(
+            param, grad, moment, variance, STEP, lr=RATE
+        ),
+        "torch": _torch_adamw,
+        "naive": _adamw,
+        "jax": _optax_adamw,
     },
     # Beside PyTorch's sums in float32, which take as much memory.
     "accumulate_grad, compensated": {
@@ -185,6 +248,8 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
     for dtype in ("float32",) if quick else ("float32", "bfloat16"):
         case = _accumulation(device, (side, side), dtype, dtype)
         yield replace(case, operation="ema_update", table=TABLES["ema_update"], targets={})
+    for dtype in ("float32",) if quick else ("float32", "bfloat16"):
+        yield _update(device, (side, side), dtype)
     yield _in_16_bits(device, (side, side), "accumulate_grad, compensated", 5, ("buffer", "kept"))
     yield _in_16_bits(device, (side, side), "accumulate_grads, stochastic", 3, ("buffer",))
     zeroed = partial(gradients, device, "float32", [(side, side)])
@@ -226,6 +291,17 @@ def _of_list(device: Device, name: str, dtype: str, shapes: list[Shape]) -> Iter
             written=("grads", "limit"),
             checked=_a_part,
         )
+    if headline:
+        yield replace(
+            norm,
+            operation="clip_grad_block_norm, two blocks",
+            table=TABLES["clip_grad_block_norm, two blocks"],
+            arguments=partial(_limited, arguments, scales=True, share=0.5),
+            bytes=3 * size,
+            targets={},
+            written=("grads", "limit"),
+            checked=_a_part,
+        )
 
 
 def _accumulation(device: Device, shape: Shape, into: str, of: str) -> Case:
@@ -241,6 +317,18 @@ def _accumulation(device: Device, shape: Shape, into: str, of: str) -> Case:
         written=("buffer",),
         out=False,
     )
+
+
+def _update(device: Device, shape: Shape, dtype: str) -> Case:
+    def arguments() -> Arguments:
+        names = "param", "grad", "moment", "variance"
+        found = {name: device.normal(shape, dtype, seed) for seed, name in enumerate(names)}
+        found["variance"] *= found["variance"]
+        return found
+
+    table, size = TABLES["adamw_update"], 7 * list_bytes([shape], dtype)
+    case = on_array(device, "adamw_update", table, shape, dtype, arguments=arguments, bytes=size)
+    return replace(case, written=("param", "moment", "variance"), out=False)
 
 
 def _in_16_bits(
@@ -265,10 +353,10 @@ def gradients(device: Device, dtype: str, shapes: Sequence[Shape]) -> Arguments:
     return {"grads": [device.normal(shape, dtype, seed) for seed, shape in enumerate(shapes)]}
 
 
-def _limited(make: Callable[[], Arguments], *, scales: bool) -> Arguments:
-    """Return gradients and a limit a little below their norm, or one far above it."""
+def _limited(make: Callable[[], Arguments], *, scales: bool, share: float = 1.0) -> Arguments:
+    """Return gradients and a limit a little below a share of their norm, or one far above it."""
     found = make()
-    norm = float(gradkit.grad_norm(found["grads"]))
+    norm = share * float(gradkit.grad_norm(found["grads"]))
     return {**found, "limit": falling(norm) if scales else fixed(2 * norm)}
 
 

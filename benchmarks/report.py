@@ -287,26 +287,35 @@ def plots(run: Run, stem: Path) -> list[Path]:
 
 
 def glance(run: Run, stem: Path) -> Path | None:
-    """Draw the few cases that show when gradkit pays and when not, against a few peers."""
+    """Draw the few cases that show when gradkit pays and when not, against a few peers.
+
+    Cases are named above their bars, so that the chart is narrow: on a phone its letters are read.
+    """
     from matplotlib.figure import Figure
 
     rows = {title: ratios(case) for title, case in _at_a_glance(run)}
     if not rows:
         return None
     peers = [p for p in SHOWN[run["device"]] if any(p in row for row in rows.values())]
-    height = 0.76 / len(peers)
-    figure = Figure(figsize=(8, 1 + (0.2 + 0.22 * len(peers)) * len(rows)))
+    figure = Figure(figsize=(4.6, 1 + (0.32 + 0.19 * len(peers)) * len(rows)))
     axis = figure.subplots()
-    for k, peer in enumerate(peers):
+    height = 0.19 / (0.32 + 0.19 * len(peers))
+    top = 0.45 - height * len(peers)
+    for peer in peers:
         label, colour = PEERS[peer]
-        found = [(i, row[peer]) for i, row in enumerate(rows.values()) if peer in row]
-        at = [i + height * (k - (len(peers) - 1) / 2) for i, _ in found]
-        lengths = [ratio - 1 for _, ratio in found]
-        bars = axis.barh(at, lengths, 0.92 * height, left=1, label=label, color=colour)
-        for bar, (_, ratio) in zip(bars, found, strict=True):
-            middle = bar.get_y() + bar.get_height() / 2
-            axis.text(1.04 * max(ratio, 1), middle, _times(ratio), va="center", fontsize=9)
-    axis.set_yticks(range(len(rows)), [*rows])
+        found = [(i, [*row], row[peer]) for i, row in enumerate(rows.values()) if peer in row]
+        lines = [[p for p in peers if p in row].index(peer) for _, row, _ in found]
+        at = [i + top + height * (k + 0.5) for (i, *_), k in zip(found, lines, strict=True)]
+        lengths = [ratio - 1 for *_, ratio in found]
+        axis.barh(at, lengths, 0.92 * height, left=1, label=label, color=colour)
+        for middle, (*_, ratio) in zip(at, found, strict=True):
+            axis.text(1.04 * max(ratio, 1), middle, _times(ratio), va="center")
+    style = {"va": "bottom", "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5}}
+    for i, title in enumerate(rows):
+        name = title.replace("\n", ", ")
+        axis.text(0, i + top - 0.03, name, transform=axis.get_yaxis_transform(), **style)
+    axis.set_yticks([])
+    axis.spines["left"].set_visible(False)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     _compare(axis)
     return _save(figure, stem, "glance")

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from benchmarks.timing import AIM, Case, on_array
 liger_layer_norm = Module("liger_kernel.ops.layer_norm")
 liger_rms_norm = Module("liger_kernel.ops.rms_norm")
 liger_add_rms_norm = Module("liger_kernel.ops.fused_add_rms_norm")
-ALL = [True, True, True]  # dx, dscale and dbias are wanted
 
 
 def _layer_norm(x: Any, scale: Any, bias: Any) -> Any:
@@ -90,6 +90,12 @@ def _torch_gated_rms_norm(x: Any, gate: Any, scale: Any) -> Any:
     return _torch_rms_norm(x, scale) * torch.nn.functional.silu(gate)
 
 
+def _torch_layer_norm_grad(a: Any, *, dx: bool, weights: bool) -> Any:
+    given = a.dy, a.x, a.x.shape[1:], a.mean[:, None], a.inv_std[:, None], a.scale, a.scale
+    wanted = [dx, weights, weights]
+    return partial(torch.ops.aten.native_layer_norm_backward, *given, wanted)
+
+
 def _torch_rms_norm_grad(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
     """Compute in float32, as torch.compile does: PyTorch has no operator for it."""
     dx, dscale = _rms_norm_grad(dy.float(), x.float(), scale.float(), inv_std)
@@ -122,10 +128,7 @@ def _torch_modulated(x: Any, scale: Any, bias: Any) -> Any:
 TABLES: dict[str, Table] = {
     "layer_norm_grad": {
         "gradkit": gradkit.layer_norm_grad,
-        "torch": lambda a: partial(
-            torch.ops.aten.native_layer_norm_backward,
-            *(a.dy, a.x, a.x.shape[1:], a.mean[:, None], a.inv_std[:, None], a.scale, a.scale, ALL),
-        ),
+        "torch": lambda a: _torch_layer_norm_grad(a, dx=True, weights=True),
         "liger": lambda a: backward(_liger_layer_norm, a.dy, a.x, a.scale),
         "onnxruntime": lambda a: onnxruntime(
             "LayerNormalizationGrad", 3, a, mean=a.mean[:, None], inv_std=a.inv_std[:, None]
@@ -207,6 +210,57 @@ PER_SAMPLE = {
     name: {own: TABLES[name][own] for own in ("gradkit", "naive")} | {"torch": make, **COMPILED}
     for name, make in _MODULATED.items()
 }
+
+
+def _and_ds(gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a formula whose dx has the gradient of the residual branch too."""
+
+    def summed(*, ds: Any, **given: Any) -> Any:
+        dx, *others = gradient(**given)
+        return dx + ds, *others
+
+    return summed
+
+
+def _torch_and_ds(make: Callable[[Any], Callable[[], Any]]) -> Callable[[Any], Callable[[], Any]]:
+    def made(a: Any) -> Callable[[], Any]:
+        gradient = make(a)
+
+        def summed() -> Any:
+            dx, *others = gradient()
+            return dx.add_(a.ds), *others
+
+        return summed
+
+    return made
+
+
+def _offset_by_1(gradient: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *, scale, **given: gradient(scale=1 + scale, **given)
+
+
+def _torch_offset_by_1(x: Any, scale: Any) -> Any:
+    return _torch_rms_norm(x, 1 + scale)
+
+
+# As transformers call gradients: beside a residual branch, and with scales that Gemma keeps less 1.
+RESIDUAL: dict[str, Table] = {
+    name: {
+        "gradkit": getattr(gradkit, name),
+        "naive": _and_ds(TABLES[name]["naive"]),
+        "torch": _torch_and_ds(TABLES[name]["torch"]),
+        **COMPILED,
+    }
+    for name in ("layer_norm_grad", "rms_norm_grad")
+}
+OFFSET: Table = {
+    "gradkit": partial(gradkit.rms_norm_grad, scale_offset=1.0),
+    "naive": _offset_by_1(_rms_norm_grad),
+    "torch": lambda a: backward(_torch_offset_by_1, a.dy, a.x, a.scale),
+    **COMPILED,
+}
+# Some of the gradients, of frozen weights and of weights alone: what is wanted, and arrays moved.
+WANTED = {"dx alone": (("dx",), 3), "weights alone": (("dscale", "dbias"), 2)}
 GRADIENTS = [name for name in TABLES if name.endswith("_grad")]
 CPU_TARGETS = {"naive": 3.0, "torch": 1.3, "jax": 2.0, "onnxruntime": 5.0, AIM: 0.35}
 COPIED = {
@@ -228,12 +282,20 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
         wanted = shapes.norms[:3] if name.startswith(("invertible", "gated")) else shapes.norms
         for shape, dtype in shapes.pairs(wanted, shapes.others, quick=quick):
             yield _case(device, name, shape, dtype, MOVED.get(name, 3) * math.prod(shape))
+        if name == "layer_norm_grad":
+            yield from _of_some(device, shapes.norms[:2])
         if name == "rms_norm_grad" and device.name == "cpu":
             yield from _of_parts(device, shapes.norms[:2])
     for name in (each for each in TABLES if each not in GRADIENTS):
         others = ("bfloat16",) if device.name == "cpu" else ()
         for shape, dtype in shapes.pairs(shapes.norms[:2], others, quick=quick):
             yield _case(device, name, shape, dtype, MOVED.get(name, 2) * math.prod(shape))
+    for name, table in RESIDUAL.items():
+        for shape, dtype in shapes.pairs(shapes.norms[:2], (), quick=quick):
+            yield _of_residuals(device, name, table, shape, dtype)
+    for shape, dtype in shapes.pairs(shapes.norms[:2], (), quick=quick):
+        case = _case(device, "rms_norm_grad", shape, dtype, 3 * math.prod(shape))
+        yield replace(case, operation="rms_norm_grad, offset", table=OFFSET, targets={})
     for name in PER_SAMPLE:
         for shape, dtype in shapes.pairs(shapes.samples, (), quick=quick):
             yield _of_samples(device, name, shape, dtype)
@@ -249,6 +311,29 @@ def _case(device: Device, name: str, shape: Shape, dtype: str, moved: int) -> Ca
     arguments = partial(make, device, name, shape, dtype)
     rest = {"arguments": arguments, "bytes": size, "targets": targets}
     return on_array(device, name, TABLES[name], shape, dtype, **rest)
+
+
+def _of_some(device: Device, shapes: Sequence[Shape]) -> Iterator[Case]:
+    """Yield the gradient where only some of its results are wanted."""
+    for shape, (title, (wanted, moved)) in product(shapes, WANTED.items()):
+        dx, weights = "dx" in wanted, "dscale" in wanted
+        table = {
+            "gradkit": partial(gradkit.layer_norm_grad, wanted=wanted),
+            "torch": partial(_torch_layer_norm_grad, dx=dx, weights=weights),
+        }
+        case = _case(device, "layer_norm_grad", shape, "float32", moved * math.prod(shape))
+        yield replace(case, operation=f"layer_norm_grad, {title}", table=table, targets={})
+
+
+def _of_residuals(device: Device, name: str, table: Table, shape: Shape, dtype: str) -> Case:
+    """Return a gradient with that of the residual branch."""
+    case = _case(device, name, shape, dtype, 4 * math.prod(shape))
+
+    def arguments() -> Arguments:
+        return case.arguments() | {"ds": device.normal(shape, dtype, 5)}
+
+    changed: dict[str, Any] = {"arguments": arguments, "table": table, "targets": {}}
+    return replace(case, operation=f"{name}, with ds", **changed)
 
 
 def _of_samples(device: Device, name: str, shape: Shape, dtype: str) -> Case:

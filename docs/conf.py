@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: ``make docs``.
+"""Configuration of Sphinx for the site: ``make docs``.
 
 The source directory is the whole repository, so that a link between two pages is the same file here
 and on a code host. What the build generates is in docs/generated and build/docs.
@@ -110,6 +110,7 @@ sphinx_gallery_conf = {
     "capture_repr": (),
     "image_scrapers": (figures.scraper,),
     "reset_modules": ("matplotlib", "figures.dress"),
+    "reset_argv": figures.arguments,
     "show_memory": False,
     "write_computation_times": False,
     "show_signature": False,
@@ -142,7 +143,8 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 # A section of one page needs no navigation within the section.
-ALONE = "distributed faq guarantees guide index install migration numerics performance tutorial"
+ALONE = """distributed examples faq functions guarantees guide index install migration numerics
+performance tutorial"""
 html_sidebars = {f"docs/{name}": [] for name in ALONE.split()} | {
     "docs/generated/gallery/*": [],
     "docs/records/*": [],

@@ -65,9 +65,7 @@ class ShardedTrainer:
 
         norm = gradkit.clip_grad_norm(self.grad, max_norm=MAX_NORM, group=self.group)
 
-        self.velocity *= MOMENTUM
-        self.velocity += self.grad
-        self.mine -= learning_rate * self.velocity
+        gradkit.sgd_update(self.mine, self.grad, self.velocity, lr=learning_rate, momentum=MOMENTUM)
         self.comm.Allgatherv(MPI.IN_PLACE, (self.flat, self.counts))
         return self.comm.allreduce(loss), float(norm)
 

@@ -202,10 +202,9 @@ class Trainer:
         before = self.clip()
         after = gradkit.grad_norm(self.grads)  # only for the plot
 
-        for name, param in self.network.params.items():
-            self.velocity[name] *= MOMENTUM
-            self.velocity[name] += self.grads[name]
-            param -= learning_rate * self.velocity[name]
+        gradkit.sgd_update(
+            self.network.params, self.grads, self.velocity, lr=learning_rate, momentum=MOMENTUM
+        )
         return loss, before, after
 
     def clip(self) -> Array:
@@ -239,7 +238,7 @@ class Digits:
 
 @dataclass
 class History:
-    """What the plot shows: one number per step, or one per epoch."""
+    """Data of the plot: one number per step, or one per epoch."""
 
     loss: list[float] = field(default_factory=list)
     norm_before: list[float] = field(default_factory=list)

@@ -7,6 +7,7 @@ clipping    clip_grad_norm, clip_by_global_norm, clip_grads_with_norm, clip_coef
 spikes      SpikeGuard, spike_guard_init, spike_guard_update, step_verdict, keep_if
 gradients   accumulate_grads, accumulate_grad, accumulate_grad_v2, zero_grad,
             grads_of, named_grads_of, names_of
+steps       adamw_update, sgd_update
 averages    ema_update
 layer norm  layer_norm, layer_norm_grad, add_layer_norm,
             layer_norm_inverse, invertible_layer_norm_grad
@@ -37,6 +38,7 @@ from gradkit import (
     spikes,
     statistics,
     steps,
+    updates,
 )
 from gradkit import (
     distributed as distributed,
@@ -57,6 +59,7 @@ from gradkit.rms_normalization import *
 from gradkit.spikes import *
 from gradkit.statistics import *
 from gradkit.steps import *
+from gradkit.updates import *
 
 __version__ = "0.1.0.dev0"
 
@@ -76,7 +79,11 @@ __all__ += rms_normalization.__all__
 __all__ += spikes.__all__
 __all__ += statistics.__all__
 __all__ += steps.__all__
+__all__ += updates.__all__
 
+for _name in __all__:
+    if not isinstance(globals()[_name], type):
+        globals()[_name].__module__ = __name__  # where people import it, and what help says
 _close_to_dynamo(map(globals().__getitem__, __all__))
 _close_to_dynamo(map(vars(distributed).__getitem__, distributed.__all__))
 

@@ -1,7 +1,8 @@
 """The types in gradkit's public signatures.
 
 Type checkers read the first half of this module. At run time its second half is in their place:
-names, with which ``help`` and ``inspect.signature`` print a signature in a few lines.
+names, with which ``help`` and ``inspect.signature`` print a signature in a few lines. A name does
+not say that an argument may be ``None`` if that is its default.
 
 A result with an argument's type is an array of the argument's library. The types of most libraries
 contain no dtype, and are exact. NumPy's contain a dtype and a shape, and a result may have others
@@ -78,27 +79,34 @@ if TYPE_CHECKING:
     Casting: TypeAlias = Literal["safe", "same_kind"]
     Rounding: TypeAlias = Literal["nearest", "stochastic"]
     Seed: TypeAlias = int | np.integer[Any] | Host | AnyArray
+    Step: TypeAlias = int | np.integer[Any] | Host | AnyArray
     Offsets: TypeAlias = int | Mapping[Any, Any] | list[Any]
     Replicas: TypeAlias = int | Mapping[Any, Any] | Sequence[Any]
 
-    # What a norm sums over: an axis, several, or all; for all gradients alike, in a container like
+    # Axes that a norm sums over: one, several, or all; for all gradients alike, in a container like
     # theirs, or by a function of a gradient's name and array.
     Along: TypeAlias = int | Iterable[int] | None
     Axis: TypeAlias = Along | Mapping[Any, Any] | list[Any] | Callable[[str, Any], Along]
 
-    # Of each gradient whether it is meant: in a container, or by a function of name and array.
+    # The key of each gradient's block: in a container, or by a function of name and array.
+    Blocks: TypeAlias = Mapping[Any, Any] | list[Any] | Callable[[str, Any], Any] | None
+
+    # A bool for each gradient: in a container, or by a function of name and array.
     Chosen: TypeAlias = Mapping[Any, Any] | list[Any] | Callable[[str, Any], bool] | None
 
     # A limit for all gradients, or one for each: in a container, by a function, in a vector.
     Limits: TypeAlias = Scalar | Mapping[Any, Any] | list[Any] | Callable[[str, Any], Scalar]
 
+    Wanted: TypeAlias = tuple[str, ...] | None  # results, by name
+
     # Where results are written, of which each may be None.
+    Out: TypeAlias = AnyArray | None
     Outs: TypeAlias = tuple[AnyArray | None, ...] | None
     TreeOut: TypeAlias = tuple[Any, AnyArray | None] | None
 
 else:
 
-    class _Name:
+    class Name:
         """An annotation that prints as a name."""
 
         def __init__(self, name):
@@ -111,31 +119,27 @@ else:
             return self
 
         def __or__(self, other):
-            return _Name(f"{self} | {other}")
+            return Name(f"{self} | {other}")
 
         def __ror__(self, other):
-            return _Name(f"{other} | {self}")
+            return Name(f"{other} | {self}")
 
-    AnyArray = X = Y = N = Norm = _Name("Array")
-    S = B = FoundInf = _Name("Array | None")
-    T = Tree = GradTree = _Name("Grads")
-    A = Arrays = _Name("Arrays")
-    HasGrad = _Name("HasGrad")
-    Plain = Number = Order = _Name("Number")
-    Index = _Name("int")
-    EpsMode = _Name("EpsMode")
-    NonFinite = _Name("NonFinite")
-    OnSpike = _Name("OnSpike")
-    Casting = _Name("Casting")
-    Rounding = _Name("Rounding")
-    Engine = _Name("Engine")
-    Scalar = _Name("Scalar")
-    Flag = _Name("bool | Array")
-    Seed = _Name("int | Array")
-    Offsets = _Name("Offsets")
-    Replicas = _Name("Replicas")
-    Along = Axis = _Name("Axis")
-    Chosen = _Name("Chosen")
-    Limits = _Name("Limits")
-    Outs = _Name("Outs")
-    TreeOut = _Name("TreeOut")
+    AnyArray = X = Y = N = Norm = FoundInf = Out = Name("Array")
+    S = B = Name("Array | None")
+    T = Tree = GradTree = Name("Grads")
+    A = Arrays = Name("Arrays")
+    HasGrad = Name("HasGrad")
+    Plain = Number = Order = Name("float")
+    Index = Name("int")
+    EpsMode = NonFinite = OnSpike = Casting = Rounding = Engine = Name("str")
+    Scalar = Name("Scalar")
+    Flag = Name("bool | Array")
+    Seed = Step = Name("int | Array")
+    Offsets = Name("Offsets")
+    Replicas = Name("Ints")
+    Along = Axis = Name("Axis")
+    Blocks = Name("Blocks")
+    Chosen = Name("Mask")
+    Limits = Name("Limits")
+    Wanted = Name("tuple[str, ...] | None")
+    Outs = TreeOut = Name("Outs")

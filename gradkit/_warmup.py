@@ -7,7 +7,7 @@ from gradkit._arrays import backend_of
 from gradkit._calls import checks
 from gradkit._calls.backend import OPERATIONS, Backend, operations_of
 from gradkit._open import trees
-from gradkit._open.given import known_framework, view_of
+from gradkit._open.arguments import known_framework, view_of
 from gradkit._typing import Arrays
 
 __all__ = ["warmup"]
@@ -55,18 +55,18 @@ def warmup(arrays: Arrays, *operations: Callable[..., Any]) -> int:
     runs = set(OPERATIONS)
     if operations:
         runs = {name for operation in operations for name in _run_by(operation)}
-    found: dict[Backend, set[str]] = {}
+    dtypes_of: dict[Backend, set[str]] = {}
     for label, leaf in trees.walk(trees.freeze(arrays), "arrays"):
         view = view_of(known_framework(leaf, label), leaf, label, detach=True)
         dtype = checks.floating(view, label)
-        found.setdefault(backend_of(view), set()).add(dtype)
-    return sum(backend.warmup(runs, dtypes) for backend, dtypes in found.items())
+        dtypes_of.setdefault(backend_of(view), set()).add(dtype)
+    return sum(backend.warmup(runs, dtypes) for backend, dtypes in dtypes_of.items())
 
 
 def _run_by(function: Any) -> tuple[str, ...]:
     """The operations that a public function runs."""
-    own = str(getattr(function, "__module__", "")).startswith("gradkit.")
-    names = operations_of(function.__name__) if own else ()
+    in_gradkit = str(getattr(function, "__module__", "")).partition(".")[0] == "gradkit"
+    names = operations_of(function.__name__) if in_gradkit else ()
     if not names:
         raise TypeError(
             f"{function!r} is not an operation of gradkit; accepted: its functions that compute "

@@ -3,8 +3,6 @@
 Every function here writes in place and returns the caller's own objects.
 """
 
-from collections.abc import Mapping
-from itertools import accumulate, islice
 from typing import Any
 
 from gradkit._calls import checks
@@ -15,19 +13,20 @@ from gradkit._calls.lists import (
     AccumulateLists,
     ZeroGrad,
 )
-from gradkit._open import trees
 from gradkit._open.clipping import NORM
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
 from gradkit._open.pairs import check_apart, check_pairs, in_order_of, why_lossy
 from gradkit._open.results import Results
+from gradkit._open.rounding import at_random
 from gradkit._typing import (
     AnyArray,
     Casting,
     Flag,
     Number,
     Offsets,
+    Out,
     Rounding,
     Scalar,
     Seed,
@@ -166,8 +165,8 @@ def accumulate_grads(
     overwrite: Flag = False,
     do_update: Flag = True,
     casting: Casting = "safe",
-    norm_out: AnyArray | None = None,
-    grad_norm_out: AnyArray | None = None,
+    norm_out: Out = None,
+    grad_norm_out: Out = None,
     compensation: Tree | None = None,
     rounding: Rounding = "nearest",
     seed: Seed = 0,
@@ -189,9 +188,9 @@ def accumulate_grads(
         overlap is an error. Where one container has ``None``, the other must have it too.
     scale : float, or 0-d floating-point array
         Factor for the gradients, such as ``1 / micro_batches``; finite. An array on the
-        buffers' device is read there; one that is not finite is multiplied by, and makes 0 NaN.
-        Gradients whose scale is 0 have no weight and are left out, whatever they hold: NaN is what
-        a micro-batch gives that has no token to average over. Buffers and ``compensation`` keep
+        buffers' device is read there and not checked: a non-finite one makes 0 NaN. Gradients whose
+        scale is 0 are skipped, whatever they hold: the mean over a micro-batch without tokens is
+        NaN. Buffers and ``compensation`` keep
         every bit then, or become +0 with ``overwrite``.
     overwrite : bool, or 0-d or 1-element bool array
         Whether the gradients replace what the buffers held, NaN included. An array on the
@@ -323,54 +322,21 @@ def zero_grad(grads: T) -> T:
 def _norm_in(
     out: Any, label: str, into: Gradients, others: list[Gradients], apart: list[Any]
 ) -> Results | None:
-    """Where a norm is written, if it is."""
+    """Open the output of a norm, if there is one."""
     if out is None:
         return None
-    for given in (into, *others):
-        given.refuse_shards("take the norm with grad_norm and a group")
+    for gradients in (into, *others):
+        gradients.refuse_shards("take the norm with grad_norm and a group")
     return into.outputs(out, (NORM,), apart=apart, others=others, label=label)
 
 
-def _at_random(into: Gradients, asked: Any, compensation: Any) -> dict[str, Any]:
-    """What a backend rounds at random by, if it does."""
-    if asked is None:
-        return {}
-    rounding, seed, offsets = asked
-    if checks.choice(rounding, "rounding", ("nearest", "stochastic")) == "nearest":
-        return {}
-    if compensation is not None:
-        raise ValueError(
-            'rounding is "stochastic", but compensation keeps what rounding to nearest drops'
-        )
-    for name, view in into.named():
-        if view.dtype.itemsize != 2:
-            raise TypeError(
-                f'{name} has dtype {view.dtype}; rounding="stochastic" is for float16 and bfloat16'
-            )
-    own = into.seed(seed, "seed")
-    if not isinstance(own, int):
-        into.refuse_overlap(own, "seed")
-    return {"seed": own, "offsets": _offsets(into, offsets)}
-
-
-def _offsets(into: Gradients, offsets: Any) -> list[int]:
-    """Where each buffer's elements are counted from."""
-    if isinstance(offsets, (Mapping, list)):
-        given = trees.spread(offsets, into.tree, "offsets", "buffers")
-        return [checks.offset(one, "offsets") for one in given]
-    sizes = accumulate(
-        (view.size for view in into.views), initial=checks.offset(offsets, "offsets")
-    )
-    return [checks.offset(one, "offsets") for one in islice(sizes, len(into.views))]
-
-
 def _compensating(into: Gradients, added: Gradients, compensation: Any, instead: str) -> Gradients:
-    """What keeps that which buffers drop, opened."""
-    given = in_order_of(into, compensation)
-    kept = Gradients(given, instead=instead, label="compensation")
-    check_pairs(into, kept, ("compensation", "buffers"), _why_unlike, may_be=False)
-    check_apart(kept, added)
-    return kept
+    """Open ``compensation``, which keeps the bits that buffers drop."""
+    arrays = in_order_of(into, compensation)
+    opened = Gradients(arrays, instead=instead, label="compensation")
+    check_pairs(into, opened, ("compensation", "buffers"), _why_unlike, may_be=False)
+    check_apart(opened, added)
+    return opened
 
 
 def _why_unlike(buffer: Any, compensation: Any) -> str | None:
@@ -394,21 +360,21 @@ def _accumulate_by_name(call: AccumulateLists, out: Any) -> Any:  # noqa: ARG001
     checks.choice(call.casting, "casting", ("safe", "same_kind"))
     why = _why_not_added if call.casting == "safe" else _any_is_added
     check_pairs(into, added, ("grads", "buffers"), why)
-    kept = None
+    remainders = None
     if call.compensation is not None:
-        kept = _compensating(into, added, call.compensation, instead)
+        remainders = _compensating(into, added, call.compensation, instead)
     with into.on_stream():
         factor = into.factor(call.scale, "scale")
         update, fresh = (
             into.flag(call.do_update, "do_update"),
             into.flag(call.overwrite, "overwrite"),
         )
-        at_random = _at_random(into, call.at_random, call.compensation)
-        others = [added] if kept is None else [added, kept]
+        random = at_random(into, call.at_random, call.compensation)
+        others = [added] if remainders is None else [added, remainders]
         norms: list[Results | None] = []
         apart: list[Any] = []
-        for label, given in (("norm_out", call.norm), ("grad_norm_out", call.grad_norm)):
-            norms.append(_norm_in(given, label, into, others, apart))
+        for label, norm_array in (("norm_out", call.norm), ("grad_norm_out", call.grad_norm)):
+            norms.append(_norm_in(norm_array, label, into, others, apart))
             apart += [] if norms[-1] is None else norms[-1].named()
         into.backend.accumulate_grads(
             AccumulateGrads(
@@ -419,12 +385,12 @@ def _accumulate_by_name(call: AccumulateLists, out: Any) -> Any:  # noqa: ARG001
                 scale=factor,
                 norm=None if norms[0] is None else norms[0].views[0],
                 grad_norm=None if norms[1] is None else norms[1].views[0],
-                compensation=None if kept is None else kept.views,
-                **at_random,
+                compensation=None if remainders is None else remainders.views,
+                **random,
             )
         )
         for norm in filter(None, norms):
             norm.results()  # tells the library that it was written
-    for written in filter(None, (into, kept)):
+    for written in filter(None, (into, remainders)):
         written.wrote()
     return into.returned(call.buffers)

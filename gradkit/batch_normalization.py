@@ -16,8 +16,8 @@ from gradkit._calls.backend import runs
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._ranks.batches import forward_over_ranks, gradient_over_ranks, run_over_ranks
-from gradkit._ranks.groups import Group
-from gradkit._typing import AnyArray, Engine, Index, Number, Outs, S, X
+from gradkit._ranks.groups import OverRanks
+from gradkit._typing import AnyArray, Engine, Index, Number, Out, Outs, S, Wanted, X
 
 __all__ = [
     "batch_norm",
@@ -45,7 +45,7 @@ def batch_norm(
     momentum: Number = 0.1,
     out: Outs = None,
     engine: Engine | None = None,
-    group: Group | None = None,
+    group: OverRanks = None,
 ) -> tuple[X, X, X]:
     """Batch norm in training mode: ``y = (x - mean) * inv_std * scale + bias``.
 
@@ -61,7 +61,7 @@ def batch_norm(
         T: float16, bfloat16, float32 or float64. Channels-first and channels-last, by axis or
         by strides: both supported.
     scale, bias : arrays of shape (C,), optional
-        V, as in :func:`batch_norm_grad`. With a bias alone, pass ones as ``scale``.
+        V, as in :func:`batch_norm_grad`.
     channel_axis : int
         The channel axis; statistics are over all other axes.
     eps : float
@@ -71,7 +71,7 @@ def batch_norm(
         them as they are. Arrays of JAX and TensorFlow cannot be written:
         :func:`gradkit.jax.batch_norm` returns new ones.
     momentum : float
-        From 0 to 1: the weight of this batch in running statistics, for which alone it is. With 0,
+        The weight of this batch in the running statistics, from 0 to 1. With 0,
         nothing moves; with 1, they become the batch's own mean and unbiased variance, whatever they
         were, NaN too. ``1 / k`` for the k-th batch gives the average over batches. Keras and ONNX
         call ``1 - momentum`` momentum.
@@ -100,7 +100,7 @@ def batch_norm(
         frameworks; ``running_mean`` without ``running_var``, of another dtype, or never to be
         written.
     ValueError
-        Incompatible shapes; ``bias`` without ``scale``; ``channel_axis`` out of range; ``eps``
+        Incompatible shapes; ``channel_axis`` out of range; ``eps``
         negative or not finite; ``momentum`` not from 0 to 1, or without running statistics; one
         element per channel, of all ranks together: it has no variance; an output that overlaps an
         input; running statistics that are read-only or share memory; an ``engine`` that does not
@@ -155,9 +155,10 @@ def batch_norm_grad(
     inv_std: AnyArray,
     *,
     channel_axis: Index = 1,
+    wanted: Wanted = None,
     out: Outs = None,
     engine: Engine | None = None,
-    group: Group | None = None,
+    group: OverRanks = None,
 ) -> tuple[X, S, S]:
     """The gradients of batch norm in training mode, from saved statistics.
 
@@ -172,11 +173,13 @@ def batch_norm_grad(
     dy, x : arrays of two or more dimensions and the same shape
         T. Their memory layouts may differ.
     scale : array of shape (C,), or None
-        V. ``None``: no scale and no bias.
+        V. ``None``: no scale.
     mean, inv_std : arrays of shape (C,)
         U, as :func:`batch_norm` returns them.
     channel_axis : int
         The channel axis.
+    wanted : tuple of str, optional
+        The results to compute, as in :func:`layer_norm_grad`.
     out : tuple (dx, dscale, dbias), optional
         Where the results are written; ``dx`` may be ``dy``.
     engine : {"cudnn", "cudnn-persistent", "native"} or None
@@ -238,6 +241,7 @@ def batch_norm_grad(
         inv_std=inv_std,
         channel_axis=channel_axis,
         engine=engine,
+        wanted=wanted,
     )
     return run_over_ranks(call, out, group, gradient_over_ranks)
 
@@ -252,7 +256,7 @@ def batch_norm_inference(
     *,
     channel_axis: Index = 1,
     eps: Number = 1e-5,
-    out: AnyArray | None = None,
+    out: Out = None,
     engine: Engine | None = None,
 ) -> X:
     """Batch norm by running statistics: ``y = (x - mean) / sqrt(var + eps) * scale + bias``.
@@ -262,7 +266,7 @@ def batch_norm_inference(
     x : array of two or more dimensions
         T: float16, bfloat16, float32 or float64, of any layout; perhaps without elements.
     scale, bias : arrays of shape (C,), or None
-        V. With a bias alone, pass ones as ``scale``.
+        V.
     mean, var : arrays of shape (C,)
         U: the running statistics that :func:`batch_norm` moves.
     channel_axis : int
@@ -284,7 +288,7 @@ def batch_norm_inference(
         A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
         frameworks.
     ValueError
-        Incompatible shapes; ``bias`` without ``scale``; ``channel_axis`` out of range; ``eps``
+        Incompatible shapes; ``channel_axis`` out of range; ``eps``
         negative or not finite; an output that overlaps an input; an ``engine`` that does not
         support these arrays. Nothing is written.
     BackendUnavailableError, CudnnError
@@ -326,6 +330,7 @@ def batch_norm_inference_grad(
     *,
     channel_axis: Index = 1,
     eps: Number = 1e-5,
+    wanted: Wanted = None,
     out: Outs = None,
 ) -> tuple[X, S, S]:
     """The gradients of batch norm by running statistics, which are constants.
@@ -343,13 +348,15 @@ def batch_norm_inference_grad(
     dy, x : arrays of two or more dimensions and the same shape
         T. Their memory layouts may differ.
     scale : array of shape (C,), or None
-        V. ``None``: no scale and no bias; only the shape of ``x`` matters then.
+        V. ``None``: no scale.
     mean, var : arrays of shape (C,)
         U, as :func:`batch_norm_inference` takes them.
     channel_axis : int
         The channel axis.
     eps : float
         As in :func:`batch_norm_inference`.
+    wanted : tuple of str, optional
+        The results to compute, as in :func:`layer_norm_grad`.
     out : tuple (dx, dscale, dbias), optional
         Where the results are written; ``dx`` may be ``dy``.
 
@@ -382,7 +389,14 @@ def batch_norm_inference_grad(
            [1.]]), array([-4.]), array([1.5]))
     """
     call = channels.BatchNormInferenceGrad(
-        dy=dy, x=x, scale=scale, mean=mean, var=var, channel_axis=channel_axis, eps=eps
+        dy=dy,
+        x=x,
+        scale=scale,
+        mean=mean,
+        var=var,
+        channel_axis=channel_axis,
+        eps=eps,
+        wanted=wanted,
     )
     return run(call, out)
 

@@ -1,10 +1,11 @@
-"""Clip each gradient, or each unit of it, by a norm of its own.
+"""Clip each gradient, each unit of it or each block of several by a norm of its own.
 
-A unit is what one norm covers: a whole gradient or, with ``axis``, the elements along some of its
-axes. Which axes belong together differs between libraries: PyTorch's weights have inputs in axis
-1 and on, so that a neuron's unit is ``axis=1`` of a matrix and ``axis=(1, 2, 3)`` of a filter;
-those of JAX and TensorFlow have them in all axes but the last. So nothing is guessed. Gradients of
-fewer than two dimensions, such as biases, are one unit each.
+With ``blocks``, all gradients of one key are a block, and have one norm together. A unit is what
+one norm covers otherwise: a whole gradient or, with ``axis``, the elements along some of its axes.
+Which axes belong together differs between libraries: PyTorch's weights have inputs in axis 1 and
+on, so that a neuron's unit is ``axis=1`` of a matrix and ``axis=(1, 2, 3)`` of a filter; those of
+JAX and TensorFlow have them in all axes but the last. So nothing is guessed. Gradients of fewer
+than two dimensions, such as biases, are one unit each.
 """
 
 from functools import partial
@@ -13,15 +14,27 @@ from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._open.clipping import pair_of
 from gradkit._open.foreign import answers
-from gradkit._open.units import adaptive_limits, adaptive_rule, block_rule, clip_each, given_limits
+from gradkit._open.units import (
+    adaptive_limits,
+    adaptive_rule,
+    block_rule,
+    clip_each,
+    units_along,
+)
+from gradkit._ranks.blocks import Cut, clip_cut
+from gradkit._ranks.collective import NOBODY, Collective
+from gradkit._ranks.groups import OverRanks
+from gradkit._ranks.norms import Ranks
 from gradkit._typing import (
-    AnyArray,
     Arrays,
     Axis,
+    Blocks,
     Limits,
     NonFinite,
     Number,
     Order,
+    Out,
+    Replicas,
     Scalar,
     T,
     TreeOut,
@@ -35,9 +48,10 @@ __all__ = [
 ]
 
 _RUN = ("unit_norms", "clip_units", "grad_norm")
+_RUN_BY_BLOCKS = (*_RUN, "norm_parts")
 
 
-@runs(*_RUN)
+@runs(*_RUN_BY_BLOCKS)
 @answers
 def clip_grad_block_norm(
     grads: T,
@@ -46,13 +60,17 @@ def clip_grad_block_norm(
     *,
     axis: Axis = None,
     rms: bool = False,
+    blocks: Blocks = None,
+    group: OverRanks = None,
+    replicas: Replicas = 1,
     eps: Number = 1e-6,
     nonfinite: NonFinite = "propagate",
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> T:
     """Scale each gradient in place so that its own norm is at most ``max_norm``.
 
-    Each becomes ``g * min(1, max_norm / max(norm(g), eps))``, or each unit of it does; the factor
+    Each becomes ``g * min(1, max_norm / max(norm(g), eps))``, or each unit of it does, or with
+    ``blocks`` all gradients of a block by the norm of these together; the factor
     is float64, and each product is rounded once on a GPU and within one unit in the last place on
     the CPU. A unit whose norm does not exceed ``max_norm`` keeps every bit.
 
@@ -64,7 +82,8 @@ def clip_grad_block_norm(
         At least 0; infinity clips nothing. An array on the gradients' device is read there. A dict
         or list like ``grads`` has a limit for each gradient, or for all below a place; a function
         gets a gradient's name and the gradient. A vector has one for each unit, in the order of
-        ``out``, as a :class:`SpikeGuard` of as many norms makes it.
+        ``out``, as a :class:`SpikeGuard` of as many norms makes it. With ``blocks``: one number, or
+        a dict of them by key, which may have further keys.
     norm_type : float
         p: any real number above 0, or infinity.
     axis : int, tuple of int, dict, list or function, optional
@@ -74,6 +93,18 @@ def clip_grad_block_norm(
         Gradients of fewer than two dimensions are one unit each.
     rms : bool
         Take ``(mean |g|^p)^(1/p)`` for the norm: for p = 2, the root mean square.
+    blocks : function of (name, array) to a key, or container of keys like ``grads``, optional
+        Gradients of one key are one block, with one norm and one limit, as expert and dense
+        parameters are. Names are those of :func:`names_of`; a key is whatever a dict takes, but
+        ``None``. A dict or list need only go as deep as keys differ. Not with ``axis`` or ``rms``.
+    group : Group, optional
+        With ``blocks``: a block's norm is that of its gradients on all ranks of the group, which
+        make this call together; see :mod:`gradkit.distributed`. A rank need not have gradients of
+        each block, but ranks pass the same ``max_norm``, ``norm_type``, ``eps`` and policy. Keys
+        are strings or integers. The ranks exchange keys once, and then two messages a call; the
+        host waits for the device.
+    replicas : int, or container of ints like ``grads``
+        As in :func:`clip_grad_norm`: number of ranks that hold a copy of each gradient.
     eps : float
         Lower bound on the norm in the division.
     nonfinite : {"propagate", "raise", "zero"}
@@ -82,25 +113,32 @@ def clip_grad_block_norm(
         gradients; nothing is written, and the call has to wait for the device. "zero": the unit
         becomes 0, and no other.
     out : float64 array with one element per unit, optional
-        Where the norms are written: gradient by gradient, in C order.
+        Where the norms are written: gradient by gradient, in C order, or block by block, in the
+        order of keys. Not with a group of several ranks.
 
     Returns
     -------
     dict, list, tuple or float64 array, like ``grads``
         The norms before clipping, on the gradients' device: for each gradient an array of the
-        shape that is left of it without the axes summed over. ``None`` where ``None`` was.
+        shape that is left of it without the axes summed over. ``None`` where ``None`` was. With
+        ``blocks``: a dict of 0-d arrays by key, in the order of their first gradients; over a group
+        with the keys of all ranks.
 
     Raises
     ------
     TypeError
         A leaf is not a floating-point array; arrays are of two frameworks; ``axis`` is not of the
-        kinds above.
+        kinds above; ``blocks`` gives no key; with it, ``max_norm`` is no number or dict.
     ValueError
-        ``axis`` is not an axis of a gradient; it or ``max_norm`` is not like ``grads``;
+        ``axis`` is not an axis of a gradient; it, ``blocks`` or ``max_norm`` is not like ``grads``,
+        or ``max_norm`` has no limit for a key; ``blocks`` goes with ``axis`` or ``rms``, or
+        ``group`` without ``blocks``;
         ``max_norm`` is a negative number or NaN, or has not one number for each unit; a gradient
         is read-only, overlaps itself or shares memory with another. Nothing is written.
     NonFiniteNormError
         A norm is not finite and ``nonfinite="raise"``. Nothing is written.
+    RankError
+        With ``group``: another rank failed, or makes another call.
 
     References
     ----------
@@ -115,14 +153,25 @@ def clip_grad_block_norm(
     >>> grads
     {'w': array([[0.6, 0.8],
            [0. , 0.5]]), 'b': array([1.])}
+
+    The experts of a mixture, and all else:
+
+    >>> grads = {"expert.0": np.array([3.0]), "expert.1": np.array([4.0]), "dense": np.array([2.0])}
+    >>> gradkit.clip_grad_block_norm(
+    ...     grads, {"expert": 1.0, "dense": 5.0}, blocks=lambda name, grad: name.partition(".")[0]
+    ... )
+    {'expert': array(5.), 'dense': array(2.)}
+    >>> grads
+    {'expert.0': array([0.6]), 'expert.1': array([0.8]), 'dense': array([2.])}
     """
-    limits = partial(given_limits, max_norm=max_norm)
-    rule = block_rule(norm_type, rms, axis, eps, nonfinite)
     instead = "use clip_by_block_norm, which returns new gradients"
-    return clip_each(grads, rule, limits, (None, out), instead=instead)[1]
+    with NOBODY if group is None else Collective(group) as collective:
+        rule = block_rule(norm_type, rms, eps, nonfinite)
+        cut = Cut("clip_grad_block_norm", axis, blocks, Ranks(collective, replicas))
+        return clip_cut(grads, max_norm, rule, cut, (None, out), instead=instead)[1]
 
 
-@runs(*_RUN)
+@runs(*_RUN_BY_BLOCKS)
 @answers
 def clip_by_block_norm(
     grads: T,
@@ -131,6 +180,9 @@ def clip_by_block_norm(
     *,
     axis: Axis = None,
     rms: bool = False,
+    blocks: Blocks = None,
+    group: OverRanks = None,
+    replicas: Replicas = 1,
     eps: Number = 1e-6,
     nonfinite: NonFinite = "propagate",
     out: TreeOut = None,
@@ -143,23 +195,23 @@ def clip_by_block_norm(
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
         Never written. An array may occur more than once.
-    max_norm, norm_type, axis, rms, eps, nonfinite
+    max_norm, norm_type, axis, rms, blocks, group, replicas, eps, nonfinite
         As in :func:`clip_grad_block_norm`.
     out : tuple (clipped, norms), optional
         Where the results are written; either may be ``None``. ``clipped``: a container of the
         same structure as ``grads``, with arrays of the same shapes and dtypes. ``norms``: a
-        float64 array with one element per unit.
+        float64 array with one element per unit or block.
 
     Returns
     -------
     clipped : container of the same structure
         Arrays of the gradients' type, shapes and dtypes; ``None`` stays ``None``.
-    norms : container of the same structure
+    norms : container of the same structure, or dict by key
         As :func:`clip_grad_block_norm` returns them.
 
     Raises
     ------
-    TypeError, ValueError, NonFiniteNormError
+    TypeError, ValueError, NonFiniteNormError, RankError
         As :func:`clip_grad_block_norm`; ``out`` is no such pair. Nothing is written.
 
     References
@@ -172,9 +224,10 @@ def clip_by_block_norm(
     >>> gradkit.clip_by_block_norm([np.full(4, 2.0), np.ones(2)], max_norm=1.0, rms=True)
     ([array([1., 1., 1., 1.]), array([1., 1.])], [array(2.), array(1.)])
     """
-    limits = partial(given_limits, max_norm=max_norm)
-    rule = block_rule(norm_type, rms, axis, eps, nonfinite)
-    return clip_each(grads, rule, limits, pair_of(out, "norms"))
+    with NOBODY if group is None else Collective(group) as collective:
+        rule = block_rule(norm_type, rms, eps, nonfinite)
+        cut = Cut("clip_by_block_norm", axis, blocks, Ranks(collective, replicas))
+        return clip_cut(grads, max_norm, rule, cut, pair_of(out, "norms"))
 
 
 @runs(*_RUN)
@@ -187,7 +240,7 @@ def clip_grad_adaptive(
     eps: Number = 0.001,
     axis: Axis = None,
     nonfinite: NonFinite = "propagate",
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> T:
     """Scale each gradient in place so that its norm is small beside its parameter's (AGC).
 
@@ -239,10 +292,10 @@ def clip_grad_adaptive(
     >>> np.linalg.norm(grads[0], axis=1) / np.linalg.norm(params[0], axis=1) <= 0.1251
     array([ True,  True])
     """
-    rule = adaptive_rule(axis, nonfinite)
+    rule, units = adaptive_rule(nonfinite), partial(units_along, axis=axis)
     limits = partial(adaptive_limits, params=params, clipping=clipping, least=checks.epsilon(eps))
     instead = "use clip_by_adaptive_norm, which returns new gradients"
-    return clip_each(grads, rule, limits, (None, out), instead=instead)[1]
+    return clip_each(grads, rule, units, limits, (None, out), instead=instead)[1]
 
 
 @runs(*_RUN)
@@ -292,6 +345,6 @@ def clip_by_adaptive_norm(
     >>> gradkit.clip_by_adaptive_norm(np.array([3.0, 4.0]), np.array([0.0, 1.0]), clipping=0.5)
     (array([0.3, 0.4]), array(5.))
     """
-    rule = adaptive_rule(axis, nonfinite)
+    rule, units = adaptive_rule(nonfinite), partial(units_along, axis=axis)
     limits = partial(adaptive_limits, params=params, clipping=clipping, least=checks.epsilon(eps))
-    return clip_each(grads, rule, limits, pair_of(out, "norms"))
+    return clip_each(grads, rule, units, limits, pair_of(out, "norms"))

@@ -33,10 +33,9 @@ from gradkit._open.gradients import Gradients
 from gradkit._ranks.clipping import Clip, clip_all, clip_by
 from gradkit._ranks.collective import NOBODY, Collective
 from gradkit._ranks.device_norms import Factors
-from gradkit._ranks.groups import Group
+from gradkit._ranks.groups import OverRanks
 from gradkit._ranks.norms import RUN_BY_NORMS, Ranks, Wanted, norm_of
 from gradkit._typing import (
-    AnyArray,
     Chosen,
     EpsMode,
     FoundInf,
@@ -46,6 +45,7 @@ from gradkit._typing import (
     Norm,
     Number,
     Order,
+    Out,
     Plain,
     Replicas,
     Scalar,
@@ -75,11 +75,11 @@ def grad_norm(
     *,
     scale: Scalar = 1.0,
     nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
+    group: OverRanks = None,
     replicas: Replicas = 1,
     exact: bool = False,
     found_inf: FoundInf = None,
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> X:
     """The p-norm of all gradients taken together as one vector.
 
@@ -104,12 +104,12 @@ def grad_norm(
         returned. "raise": an error that names the gradients; it has to wait for the device.
     group : Group, optional
         The norm is that of the gradients of all its ranks, which make this call together; see
-        :mod:`gradkit.distributed`. An error on one of them, or another limit, scale, ``eps`` or
-        policy, is an error on all, or with a :class:`gradkit.distributed.DeviceGroup` in its
-        ``check``.
+        :mod:`gradkit.distributed`. If one rank raises, or passes another limit, scale, ``eps`` or
+        policy, all raise (with a :class:`gradkit.distributed.DeviceGroup`: at the next
+        ``check()``).
     replicas : int, or container of ints like ``grads``
-        Of how many ranks of the group each gradient is a copy, so that it counts once. A dict or
-        list need only go as deep as numbers differ.
+        Number of ranks that hold a copy of each gradient; copies count once. A dict or list need
+        only go as deep as numbers differ.
     exact : bool
         Round once, from the exact sum: the norm then has the same bits however tensors are cut,
         ordered or spread over ranks and devices. For float16, bfloat16 and float32 and
@@ -176,13 +176,13 @@ def clip_grad_norm(
     eps: Number = 1e-6,
     eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
+    group: OverRanks = None,
     replicas: Replicas = 1,
     exact: bool = False,
     found_inf: FoundInf = None,
     clip: Chosen = None,
     count: Chosen = None,
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> X:
     """Scale all gradients in place so that their total norm is at most ``max_norm``.
 
@@ -205,8 +205,8 @@ def clip_grad_norm(
         p of the norm: any real number above 0, or infinity.
     scale : float, or 0-d floating-point array
         As in :func:`grad_norm`: ``1 / loss_scale``, ``1 / tokens``, ``1 / ranks``, all in the
-        same pass. For one in an array that is not finite ``nonfinite`` decides, as the norm is not
-        finite then; ``found_inf`` is about the gradients alone.
+        same pass. If it is an array and not finite, ``nonfinite`` applies; ``found_inf`` depends
+        on the gradients alone.
     eps : float
         Lower bound on the norm in the division.
     eps_mode : {"max", "add"}
@@ -220,12 +220,12 @@ def clip_grad_norm(
         step of an optimiser that has momentum, weight decay or a step count.
     group : Group, optional
         The norm is that of the gradients of all its ranks, which make this call together; see
-        :mod:`gradkit.distributed`. An error on one of them, or another limit, scale, ``eps`` or
-        policy, is an error on all, or with a :class:`gradkit.distributed.DeviceGroup` in its
-        ``check``.
+        :mod:`gradkit.distributed`. If one rank raises, or passes another limit, scale, ``eps`` or
+        policy, all raise (with a :class:`gradkit.distributed.DeviceGroup`: at the next
+        ``check()``).
     replicas : int, or container of ints like ``grads``
-        Of how many ranks of the group each gradient is a copy, so that it counts once. A dict or
-        list need only go as deep as numbers differ.
+        Number of ranks that hold a copy of each gradient; copies count once. A dict or list need
+        only go as deep as numbers differ.
     exact : bool
         As in :func:`grad_norm`.
     found_inf : 0-d or 1-element bool or floating-point array, optional
@@ -301,7 +301,7 @@ def clip_by_global_norm(
     eps: Number = 1e-6,
     eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
+    group: OverRanks = None,
     replicas: Replicas = 1,
     exact: bool = False,
     found_inf: FoundInf = None,
@@ -365,7 +365,7 @@ def clip_coefficient(
     *,
     eps: Number = 1e-6,
     eps_mode: EpsMode = "max",
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> N:
     """The factor that clips gradients of a given norm: ``min(1, max_norm / max(norm, eps))``.
 
@@ -402,9 +402,9 @@ def clip_coefficient(
     array(0.2)
     """
     signed = checks.signed_epsilon(eps, eps_mode)
-    known = norm if is_array(norm) else checks.real(norm, "norm")
-    given = np.asarray(known) if isinstance(known, (float, np.generic)) else known
-    return run(ClipCoefficient(norm=given, max_norm=max_norm, eps=signed), out)
+    checked = norm if is_array(norm) else checks.real(norm, "norm")
+    array = np.asarray(checked) if isinstance(checked, (float, np.generic)) else checked
+    return run(ClipCoefficient(norm=array, max_norm=max_norm, eps=signed), out)
 
 
 @runs(_CLIP)
@@ -434,9 +434,9 @@ def clip_grads_with_norm(
         on the gradients' device is read there, so the call does not wait for the device. If it is
         a Python number, pass ``max_norm`` by keyword: PyTorch has the two in the other order.
     max_norm, scale, eps, eps_mode, nonfinite
-        As in :func:`clip_grad_norm`. "raise" has to wait for the device. For "raise" and "zero" a
-        scale in an array that is not finite counts as a norm that is not. "propagate" goes by the
-        norm: beside a finite one, gradients are multiplied by such a scale, which makes 0 NaN.
+        As in :func:`clip_grad_norm`. "raise" has to wait for the device. "raise" and "zero" treat
+        a non-finite scale in an array like a non-finite norm. With "propagate" and a finite norm,
+        gradients are multiplied by such a scale, which makes 0 NaN.
 
     Returns
     -------
@@ -464,21 +464,21 @@ def clip_grads_with_norm(
     """
     rule = rule_of(2.0, eps, nonfinite, eps_mode)
     instead = "use clip_coefficient, and multiply each gradient by it"
-    held = Gradients(grads, instead=instead, several=True)
-    with held.on_stream():
-        limit, by = held.limit(max_norm, "max_norm"), held.factor(scale, "scale")
-        known = held.number(norm, "norm")
-        if isinstance(known, float):
-            if known < 0:
-                raise ValueError(f"norm must be at least 0, not {known}")
-            known = held.backend.scalar(np.float64(known))
+    gradients = Gradients(grads, instead=instead, several=True)
+    with gradients.on_stream():
+        limit, by = gradients.limit(max_norm, "max_norm"), gradients.factor(scale, "scale")
+        norm_number = gradients.number(norm, "norm")
+        if isinstance(norm_number, float):
+            if norm_number < 0:
+                raise ValueError(f"norm must be at least 0, not {norm_number}")
+            norm_number = gradients.backend.scalar(np.float64(norm_number))
         if rule.policy == "raise":
-            raise_if_nonfinite(held, known)
+            raise_if_nonfinite(gradients, norm_number)
             if not isinstance(by, float):
-                raise_if_nonfinite(held, by)
-        clip_by(held, Factors(known, limit, by), held.views, rule)
-    held.wrote()
-    return held.returned(grads)
+                raise_if_nonfinite(gradients, by)
+        clip_by(gradients, Factors(norm_number, limit, by), gradients.views, rule)
+    gradients.wrote()
+    return gradients.returned(grads)
 
 
 @answers
@@ -511,12 +511,14 @@ def scale_grads(grads: T, coefficient: Scalar) -> T:
     [array([ 1., -2.])]
     """
     instead = "compute coefficient * g for each gradient g"
-    held = Gradients(grads, instead=instead, several=True)
-    with held.on_stream():
-        factor = held.number(coefficient, "coefficient")
-        held.backend.scale_grads(ScaleGrads(grads=held.views, coefficient=factor, outs=held.views))
-    held.wrote()
-    return held.returned(grads)
+    gradients = Gradients(grads, instead=instead, several=True)
+    with gradients.on_stream():
+        factor = gradients.number(coefficient, "coefficient")
+        gradients.backend.scale_grads(
+            ScaleGrads(grads=gradients.views, coefficient=factor, outs=gradients.views)
+        )
+    gradients.wrote()
+    return gradients.returned(grads)
 
 
 @answers
@@ -553,13 +555,13 @@ def clip_grad_value(grads: T, clip_value: Number) -> T:
     """
     limit = checks.nonnegative(clip_value, "clip_value")
     instead = "use its own clip(g, -clip_value, clip_value) for each gradient g"
-    held = Gradients(grads, instead=instead, several=True)
-    with held.on_stream():
-        held.backend.clip_grad_value(
-            ClipGradValue(grads=held.views, clip_value=limit, outs=held.views)
+    gradients = Gradients(grads, instead=instead, several=True)
+    with gradients.on_stream():
+        gradients.backend.clip_grad_value(
+            ClipGradValue(grads=gradients.views, clip_value=limit, outs=gradients.views)
         )
-    held.wrote()
-    return held.returned(grads)
+    gradients.wrote()
+    return gradients.returned(grads)
 
 
 def _norm_by_name(call: TotalNorm, out: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where gradients come from, and what each is called.
+"""Gradients of parameters, and their names.
 
 Gradients are what :mod:`gradkit.clipping` takes: one array, any iterable of arrays, or nested
 dicts, lists and tuples of them; ``None`` leaves are skipped.
@@ -10,19 +10,19 @@ from typing import Any, Literal, overload
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._open import trees
+from gradkit._open.arguments import known_framework
 from gradkit._open.clipping import rule_of
 from gradkit._open.foreign import answers
-from gradkit._open.given import known_framework
 from gradkit._ranks.collective import NOBODY, Collective
-from gradkit._ranks.groups import Group
+from gradkit._ranks.groups import OverRanks
 from gradkit._ranks.norms import RUN_BY_NORMS, Ranks, Wanted, norm_of
 from gradkit._typing import (
-    AnyArray,
     FoundInf,
     GradTree,
     HasGrad,
     NonFinite,
     Order,
+    Out,
     Replicas,
     Scalar,
     T,
@@ -127,7 +127,7 @@ def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, An
 
 def grads_by_name(pairs: Iterable[tuple[str, Any]], label: str, attr: str) -> dict[str, Any]:
     """The gradient of each parameter that has one; errors name the argument by its label."""
-    found: dict[str, Any] = {}
+    grads: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
     for name, parameter in pairs:
         if name in parameters:
@@ -135,11 +135,11 @@ def grads_by_name(pairs: Iterable[tuple[str, Any]], label: str, attr: str) -> di
         grad = trees.gradient_of(parameter, attr, f"{label}[{name!r}] is")
         parameters[name] = parameter
         if grad is not None:
-            found[name] = grad
+            grads[name] = grad
     every, names = [*parameters.values()], [*parameters]
     trees.refuse_gradients(every, attr, label)
     trees.refuse_twice(every, label, names)
-    return found
+    return grads
 
 
 def names_of(grads: Tree) -> list[str]:
@@ -183,11 +183,11 @@ def per_tensor_norms(
     *,
     scale: Scalar = 1.0,
     nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
+    group: OverRanks = None,
     replicas: Replicas = 1,
     found_inf: FoundInf = None,
     flat: Literal[False] = False,
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> T: ...
 @overload
 def per_tensor_norms(
@@ -196,11 +196,11 @@ def per_tensor_norms(
     *,
     scale: Scalar = 1.0,
     nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
+    group: OverRanks = None,
     replicas: Replicas = 1,
     found_inf: FoundInf = None,
     flat: Literal[True],
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> X: ...
 @runs(*RUN_BY_NORMS)
 @answers
@@ -210,11 +210,11 @@ def per_tensor_norms(
     *,
     scale: Scalar = 1.0,
     nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
+    group: OverRanks = None,
     replicas: Replicas = 1,
     found_inf: FoundInf = None,
     flat: bool = False,
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> Any:
     """The p-norm of each gradient, in the caller's own structure: for logging.
 
@@ -265,9 +265,11 @@ def per_tensor_norms(
     with NOBODY if group is None else Collective(group) as collective:
         rule, whole = rule_of(norm_type, 0.0, nonfinite), checks.flag(flat, "flat")
         wanted = Wanted("per_tensor_norms", rule, scale, per_tensor=True)
-        held, norms = norm_of(grads, wanted, Ranks(collective, replicas), found_inf, out)
+        gradients, norms = norm_of(grads, wanted, Ranks(collective, replicas), found_inf, out)
         return (
-            norms if whole else held.rebuilt(held.framework.parts(norms, [()] * len(held.arrays)))
+            norms
+            if whole
+            else gradients.rebuilt(gradients.framework.parts(norms, [()] * len(gradients.arrays)))
         )
 
 

@@ -10,7 +10,7 @@ float64 for float64 data. ``out`` is as in :mod:`gradkit.layer_normalization`.
 from gradkit._calls.channels import GroupNorm, GroupNormGrad
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
-from gradkit._typing import AnyArray, Index, Number, Outs, S, X
+from gradkit._typing import AnyArray, Index, Number, Outs, S, Wanted, X
 
 __all__ = ["group_norm", "group_norm_grad"]
 
@@ -39,7 +39,6 @@ def group_norm(
         Divides the number of channels.
     scale, bias : arrays of shape (C,), optional
         V, as in :func:`group_norm_grad`: one number per channel, as in ONNX from opset 21 on.
-        With a bias alone, pass ones as ``scale``.
     channel_axis : int
         The channel axis, any but the first. Statistics are over the channels of a group and over
         all axes but the first.
@@ -61,7 +60,7 @@ def group_norm(
         A combination of dtypes that :func:`group_norm_grad` does not list; arrays of two
         frameworks.
     ValueError
-        Incompatible shapes; ``bias`` without ``scale``; ``num_groups`` that does not divide the
+        Incompatible shapes; ``num_groups`` that does not divide the
         channels; ``channel_axis`` 0 or out of range; ``eps`` negative or not finite; an output that
         overlaps an input. Nothing is written.
 
@@ -95,6 +94,7 @@ def group_norm_grad(
     inv_std: AnyArray,
     *,
     channel_axis: Index = 1,
+    wanted: Wanted = None,
     out: Outs = None,
 ) -> tuple[X, S, S]:
     """The gradients of group norm, from saved statistics.
@@ -113,11 +113,13 @@ def group_norm_grad(
     dy, x : arrays of two or more dimensions and the same shape, samples first
         T. Their memory layouts may differ.
     scale : array of shape (C,), or None
-        V. ``None``: no scale and no bias.
+        V. ``None``: no scale.
     mean, inv_std : arrays of shape (N, groups)
         U, as :func:`group_norm` returns them. Their shape says how many groups there are.
     channel_axis : int
         The channel axis, any but the first.
+    wanted : tuple of str, optional
+        The results to compute, as in :func:`layer_norm_grad`.
     out : tuple (dx, dscale, dbias), optional
         Where the results are written; ``dx`` may be ``dy``.
 
@@ -154,6 +156,12 @@ def group_norm_grad(
     array([1., 0., 0.])
     """
     call = GroupNormGrad(
-        dy=dy, x=x, scale=scale, mean=mean, inv_std=inv_std, channel_axis=channel_axis
+        dy=dy,
+        x=x,
+        scale=scale,
+        mean=mean,
+        inv_std=inv_std,
+        channel_axis=channel_axis,
+        wanted=wanted,
     )
     return run(call, out)

@@ -15,7 +15,7 @@ be ``y``; any other overlap is an error.
 from gradkit._calls import rows
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
-from gradkit._typing import AnyArray, B, Index, Number, Outs, S, X
+from gradkit._typing import AnyArray, B, Index, Number, Out, Outs, S, Wanted, X
 
 __all__ = [
     "add_layer_norm",
@@ -44,9 +44,9 @@ def layer_norm(
     x : array of shape (*rows, *normalised)
         T: float16, bfloat16, float32 or float64.
     scale, bias : array of shape ``x.shape[axis:]``, or one per sample, optional
-        V: T; also float32 for 16-bit data, and 16-bit for float32 data. With a bias alone, pass
-        ones as ``scale``. *Per sample*: both have leading dimensions of x, then ones in front of
-        ``x.shape[axis:]``, such as (B, 1, D) for x of shape (B, T, D).
+        V: T; also float32 for 16-bit data, and 16-bit for float32 data. *Per sample*:
+        both have leading dimensions of x, then ones in front of ``x.shape[axis:]``, such as
+        (B, 1, D) for x of shape (B, T, D).
     axis : int
         The first normalised dimension; all dimensions after it are normalised too.
     eps : float
@@ -69,9 +69,9 @@ def layer_norm(
         A combination of dtypes that :func:`layer_norm_grad` does not list; arrays of two
         frameworks.
     ValueError
-        Incompatible shapes; ``axis`` out of range; ``eps`` negative or not finite;
-        ``bias`` without ``scale``; ``scale_offset`` not finite, or not 0 without ``scale``; an
-        output that overlaps an input. Nothing is written.
+        Incompatible shapes; ``axis`` out of range; ``eps`` negative or not finite; ``scale_offset``
+        not finite, or not 0 without ``scale``; an output that overlaps an input. Nothing is
+        written.
 
     References
     ----------
@@ -172,6 +172,7 @@ def layer_norm_grad(
     axis: Index = -1,
     ds: AnyArray | None = None,
     scale_offset: Number = 0.0,
+    wanted: Wanted = None,
     out: Outs = None,
 ) -> tuple[X, S, S]:
     """The gradients of layer norm, computed from its input.
@@ -188,17 +189,21 @@ def layer_norm_grad(
     dy, x : arrays of shape (*rows, *normalised)
         T. ``dy`` may be a broadcast view.
     scale : array of shape ``x.shape[axis:]``, or one per sample, or None
-        V, as in :func:`layer_norm`. ``None``: no scale and no bias.
+        V, as in :func:`layer_norm`. ``None``: no scale.
     mean, inv_std : arrays of shape ``x.shape[:axis]``, or that followed by ones
         U, as :func:`layer_norm` returns them.
     axis : int
         The first normalised dimension; all dimensions after it are normalised too.
     ds : array of x's shape, optional
-        T. The gradient that arrives at ``x`` on its way past the norm, if ``x`` is the ``s`` of
-        :func:`add_layer_norm`: ``dx`` is then the gradient of both summands. It is added in the
-        accumulation dtype, before the one rounding.
+        T. Gradient of the loss with respect to ``s`` from the residual branch; ``x`` is then the
+        ``s`` that :func:`add_layer_norm` returned, and ``dx`` the gradient of both summands. It is
+        added in the accumulation dtype, before the one rounding.
     scale_offset : float
         As in the forward pass.
+    wanted : tuple of str, optional
+        The results to compute, by name: the others are ``None``, and are neither computed nor
+        written. By default all, of which ``dscale`` and ``dbias`` need a ``scale``. If there is a
+        bias alone, ``("dx", "dbias")``.
     out : tuple (dx, dscale, dbias), optional
         Where the results are written; ``dx`` may be ``dy`` or ``ds``.
 
@@ -243,6 +248,7 @@ def layer_norm_grad(
         ds=ds,
         axis=axis,
         scale_offset=scale_offset,
+        wanted=wanted,
     )
     return run(call, out)
 
@@ -256,7 +262,7 @@ def layer_norm_inverse(
     inv_std: AnyArray,
     *,
     axis: Index = -1,
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> X:
     """The input of a layer norm from its output: ``x = (y - bias) / scale / inv_std + mean``.
 
@@ -285,7 +291,7 @@ def layer_norm_inverse(
     TypeError
         A combination of dtypes that :func:`layer_norm_grad` does not list.
     ValueError
-        Incompatible shapes; ``bias`` without ``scale``; an output that overlaps an input; on the
+        Incompatible shapes; an output that overlaps an input; on the
         CPU, a zero or subnormal in ``scale``. Nothing is written. On a GPU the result is not finite
         there instead, because a check would wait for the device.
 
@@ -315,6 +321,7 @@ def invertible_layer_norm_grad(
     inv_std: AnyArray,
     *,
     axis: Index = -1,
+    wanted: Wanted = None,
     out: Outs = None,
 ) -> tuple[X, S, B]:
     """The gradients of layer norm, computed from its *output*: you need not keep its input.
@@ -332,6 +339,8 @@ def invertible_layer_norm_grad(
         U, as :func:`layer_norm` returns it.
     axis : int
         The first normalised dimension; all dimensions after it are normalised too.
+    wanted : tuple of str, optional
+        The results to compute, as in :func:`layer_norm_grad`.
     out : tuple (dx, dscale, dbias), optional
         Where the results are written; ``dx`` may be ``dy``.
 
@@ -346,7 +355,7 @@ def invertible_layer_norm_grad(
     TypeError
         A combination of dtypes that :func:`layer_norm_grad` does not list.
     ValueError
-        Incompatible shapes; ``bias`` without ``scale``; an output that overlaps an input; on the
+        Incompatible shapes; an output that overlaps an input; on the
         CPU, a zero or subnormal in ``scale``. Nothing is written. On a GPU results are not finite
         there instead, because a check would wait for the device.
 
@@ -365,6 +374,12 @@ def invertible_layer_norm_grad(
     array([[ 0.1763, -0.2204,  0.0441]])
     """
     call = rows.InvertibleLayerNormGrad(
-        dy=dy, y=y, scale=scale, bias=bias, inv_std=inv_std, axis=axis
+        dy=dy,
+        y=y,
+        scale=scale,
+        bias=bias,
+        inv_std=inv_std,
+        axis=axis,
+        wanted=wanted,
     )
     return run(call, out)

@@ -8,7 +8,7 @@ from typing import Literal
 from gradkit._calls import rows
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
-from gradkit._typing import AnyArray, Index, Number, Outs, S, X
+from gradkit._typing import AnyArray, Index, Number, Outs, S, Wanted, X
 
 __all__ = [
     "add_rms_norm",
@@ -146,6 +146,7 @@ def rms_norm_grad(
     axis: Index = -1,
     ds: AnyArray | None = None,
     scale_offset: Number = 0.0,
+    wanted: Wanted = None,
     out: Outs = None,
 ) -> tuple[X, S]:
     """The gradients of RMS norm.
@@ -167,11 +168,13 @@ def rms_norm_grad(
     axis : int
         The first normalised dimension; all dimensions after it are normalised too.
     ds : array of x's shape, optional
-        T. The gradient that arrives at ``x`` on its way past the norm, if ``x`` is the ``s`` of
-        :func:`add_rms_norm`: ``dx`` is then the gradient of both summands. It is added in the
-        accumulation dtype, before the one rounding.
+        T. Gradient of the loss with respect to ``s`` from the residual branch; ``x`` is then the
+        ``s`` that :func:`add_rms_norm` returned, and ``dx`` the gradient of both summands. It is
+        added in the accumulation dtype, before the one rounding.
     scale_offset : float
         As in the forward pass.
+    wanted : tuple of str, optional
+        The results to compute, as in :func:`layer_norm_grad`.
     out : tuple (dx, dscale), optional
         Where the results are written; ``dx`` may be ``dy`` or ``ds``.
 
@@ -200,7 +203,14 @@ def rms_norm_grad(
     (array([[ 0.181 , -0.1358]]), array([0.8485, 0.    ]))
     """
     call = rows.RmsNormGrad(
-        dy=dy, x=x, scale=scale, inv_std=inv_std, ds=ds, axis=axis, scale_offset=scale_offset
+        dy=dy,
+        x=x,
+        scale=scale,
+        inv_std=inv_std,
+        ds=ds,
+        axis=axis,
+        scale_offset=scale_offset,
+        wanted=wanted,
     )
     return run(call, out)
 
@@ -215,6 +225,7 @@ def invertible_rms_norm_grad(
     axis: Index = -1,
     ds: AnyArray | None = None,
     scale_offset: Number = 0.0,
+    wanted: Wanted = None,
     out: Outs = None,
 ) -> tuple[X, S]:
     """The gradients of RMS norm, computed from its *output*: you need not keep its input.
@@ -237,6 +248,8 @@ def invertible_rms_norm_grad(
         before the one rounding.
     scale_offset : float
         As in the forward pass.
+    wanted : tuple of str, optional
+        The results to compute, as in :func:`layer_norm_grad`.
     out : tuple (dx, dscale), optional
         Where the results are written; ``dx`` may be ``dy`` or ``ds``.
 
@@ -268,7 +281,14 @@ def invertible_rms_norm_grad(
     (array([[ 0.181 , -0.1358]]), array([0.8485, 0.    ]))
     """
     call = rows.InvertibleRmsNormGrad(
-        dy=dy, y=y, scale=scale, inv_std=inv_std, ds=ds, axis=axis, scale_offset=scale_offset
+        dy=dy,
+        y=y,
+        scale=scale,
+        inv_std=inv_std,
+        ds=ds,
+        axis=axis,
+        scale_offset=scale_offset,
+        wanted=wanted,
     )
     return run(call, out)
 
@@ -364,6 +384,7 @@ def gated_rms_norm_grad(
     norm_before_gate: bool = True,
     axis: Index = -1,
     scale_offset: Number = 0.0,
+    wanted: Wanted = None,
     out: Outs = None,
 ) -> tuple[X, X, S]:
     """The gradients of RMS norm with an activated gate.
@@ -388,6 +409,8 @@ def gated_rms_norm_grad(
         U, as :func:`gated_rms_norm` returns it.
     activation, norm_before_gate, axis, scale_offset
         As in the forward pass.
+    wanted : tuple of str, optional
+        The results to compute, as in :func:`layer_norm_grad`.
     out : tuple (dx, dgate, dscale), optional
         Where the results are written: ``dx`` and ``dgate`` may be views of one array. ``dx`` may be
         ``dy`` or ``x``, ``dgate`` may be ``dy`` or ``gate``.
@@ -427,5 +450,6 @@ def gated_rms_norm_grad(
         scale_offset=scale_offset,
         activation=activation,
         norm_before_gate=norm_before_gate,
+        wanted=wanted,
     )
     return run(call, out)

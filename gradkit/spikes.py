@@ -13,9 +13,9 @@ from gradkit._arrays import HOST, framework_of, is_array
 from gradkit._calls import checks
 from gradkit._calls.list_layouts import GUARD_STATE
 from gradkit._calls.lists import SpikeGuardInit, SpikeGuardUpdate
+from gradkit._open.arguments import known_framework, values_of, view_of
 from gradkit._open.clipping import known_norm
 from gradkit._open.dispatch import run
-from gradkit._open.given import known_framework, values_of, view_of
 from gradkit._open.memory import is_writable
 from gradkit._typing import Index, N, Number, OnSpike, Outs, Plain, Scalar, X
 
@@ -75,12 +75,12 @@ def spike_guard_init(like: N | None = None, *, count: Index | None = None) -> N:
     >>> gradkit.spike_guard_init()
     array([0., 0., 0.])
     """
-    known = None if count is None else checks.integer(count, "count")
-    if known is not None and known < 0:
-        raise ValueError(f"count must be at least 0, not {known}")
-    values = np.zeros(GUARD_STATE if known is None else (known, *GUARD_STATE))
-    own: Any = values if like is None else like
-    return run(SpikeGuardInit(like=own, values=values, count=known))
+    checked = None if count is None else checks.integer(count, "count")
+    if checked is not None and checked < 0:
+        raise ValueError(f"count must be at least 0, not {checked}")
+    values = np.zeros(GUARD_STATE if checked is None else (checked, *GUARD_STATE))
+    example: Any = values if like is None else like
+    return run(SpikeGuardInit(like=example, values=values, count=checked))
 
 
 def spike_guard_update(
@@ -280,9 +280,9 @@ class SpikeGuard:
             JSON keeps them bit for bit.
         """
         state = np.zeros(GUARD_STATE) if self._state is None else self._state
-        known = np.asarray(values_of(state, "state"), np.float64).T
-        found = dict(zip(_STATISTICS, known.tolist(), strict=True))
-        return {**found, "count": known[0].astype(int).tolist(), **self.settings}
+        columns = np.asarray(values_of(state, "state"), np.float64).T
+        statistics = dict(zip(_STATISTICS, columns.tolist(), strict=True))
+        return {**statistics, "count": columns[0].astype(int).tolist(), **self.settings}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, on the device of the next norm.
@@ -304,14 +304,14 @@ class SpikeGuard:
             raise ValueError(
                 f"state_dict must be a mapping of {', '.join(names)}, not {state_dict!r}"
             )
-        for name, own in self.settings.items():
-            found = said = state_dict.get(name, own)
-            if not isinstance(own, str):
-                found = _statistic(found, f"{name} in state_dict")
-                said = f"{found:g}"
-            if found != own:
+        for name, setting in self.settings.items():
+            value = said = state_dict.get(name, setting)
+            if not isinstance(setting, str):
+                value = checks.size(value, f"{name} in state_dict")
+                said = f"{value:g}"
+            if value != setting:
                 raise ValueError(
-                    f"{name} in state_dict is {said}, and the guard's is {own}; make a "
+                    f"{name} in state_dict is {said}, and the guard's is {setting}; make a "
                     f"SpikeGuard with the same {name}, or load {', '.join(_STATISTICS)} alone"
                 )
         columns = [_statistics(state_dict[name], f"{name} in state_dict") for name in _STATISTICS]
@@ -325,20 +325,16 @@ class SpikeGuard:
 
 
 def _rule(decay: Any, threshold: Any, warmup: Any, on_spike: Any) -> _GuardRule:
-    kept = checks.real(decay, "decay")
-    if not 0 < kept < 1:
-        raise ValueError(f"decay must be greater than 0 and less than 1, not {kept}")
+    checked = checks.real(decay, "decay")
+    if not 0 < checked < 1:
+        raise ValueError(f"decay must be greater than 0 and less than 1, not {checked}")
     word: Any = checks.choice(on_spike, "on_spike", ("clip", "skip"))
-    return _GuardRule(kept, _statistic(threshold, "threshold"), _count(warmup), word)
-
-
-def _statistic(value: Any, label: str) -> float:
-    return checks.finite(checks.nonnegative(value, label), label)
+    return _GuardRule(checked, checks.size(threshold, "threshold"), _count(warmup), word)
 
 
 def _statistics(value: Any, label: str) -> list[float]:
     """One number, or a list of one for each norm."""
-    return [_statistic(each, label) for each in (value if isinstance(value, list) else [value])]
+    return [checks.size(each, label) for each in (value if isinstance(value, list) else [value])]
 
 
 def _count(warmup: Any) -> int:

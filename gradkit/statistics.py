@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from gradkit._open.arguments import values_of
 from gradkit._open.foreign import answers
-from gradkit._open.given import values_of
 from gradkit._ranks.collective import NOBODY, Collective
-from gradkit._ranks.groups import Group
+from gradkit._ranks.groups import OverRanks
 from gradkit._ranks.norms import Ranks
 from gradkit._ranks.statistics import statistics_of
-from gradkit._typing import AnyArray, GradTree, Replicas, X
+from gradkit._typing import GradTree, Out, Replicas, X
 
 __all__ = ["GradStat", "GradStats", "grad_stats"]
 
@@ -108,12 +108,12 @@ class GradStats(Mapping[str, GradStat[_Number]]):
 
     @property
     def zeros(self) -> _Number:
-        """How many elements are 0."""
+        """Number of elements that are 0."""
         return self._column(3)
 
     @property
     def nonfinite(self) -> _Number:
-        """How many elements are NaN or infinite."""
+        """Number of elements that are NaN or infinite."""
         return self._column(4)
 
     def as_dict(self) -> dict[str, dict[str, float]]:
@@ -138,9 +138,9 @@ def _numbers(row: list[float]) -> dict[str, float]:
 def grad_stats(
     grads: GradTree[X],
     *,
-    group: Group | None = None,
+    group: OverRanks = None,
     replicas: Replicas = 1,
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> GradStats[X]:
     """Norm, largest magnitude, mean, zeros and non-finite elements of each gradient, by name.
 
@@ -157,7 +157,7 @@ def grad_stats(
         name; gradients of one name on several ranks are parts of one gradient. The ranks exchange
         names once, and then two messages a call; the host waits for the device.
     replicas : int, or container of ints like ``grads``
-        As in :func:`grad_norm`: of how many ranks of the group each gradient is a copy.
+        As in :func:`grad_norm`: number of ranks that hold a copy of each gradient.
     out : float64 array of shape (k, 5), optional
         Where the statistics of k gradients are written; not with a group of several ranks.
 

@@ -16,7 +16,7 @@ from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
 from gradkit._open.pairs import check_pairs, in_order_of
-from gradkit._typing import A, AnyArray, Arrays, Flag, Number, Scalar, X
+from gradkit._typing import A, Arrays, Flag, Number, Out, Scalar, X
 
 __all__ = ["keep_if", "step_verdict"]
 
@@ -27,7 +27,7 @@ def step_verdict(
     *,
     limit: Scalar | None = None,
     found_inf: Flag | None = None,
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> NDArray[np.bool_]: ...
 @overload
 def step_verdict(
@@ -35,16 +35,16 @@ def step_verdict(
     *,
     limit: Scalar | None = None,
     found_inf: Flag | None = None,
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> X: ...
 def step_verdict(
     norm: Any,
     *,
     limit: Scalar | None = None,
     found_inf: Any = None,
-    out: AnyArray | None = None,
+    out: Out = None,
 ) -> Any:
-    """Whether to take a step: its norm is finite, not above a limit, and nothing was found.
+    """Decide if a step is taken: its norm is finite, not above a limit, and nothing was found.
 
     Parameters
     ----------

@@ -2,17 +2,17 @@
 //
 // Sources are gradients (dtype -DGRAD), targets 16-bit buffers (-DBUFFER), which may be the gradients
 // themselves; with a scale of 0 gradients are left out. Products and sums are rounded to double, then
-// by random_rounding.cuh. The third array is none in memory: its addresses are the counters that the
+// by random_rounding.cuh. The further array is none in memory: its addresses are the counters that the
 // random bits of elements come from.
 // Flags, scale and seed are read on the device. Deterministic: elements are independent.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 
 #include "accumulation.cuh"
-#include "three_arrays.cuh"
+#include "further_arrays.cuh"
 #include "random_rounding.cuh"
 
-struct AccumulateAtRandom : ThreeOp<1, false> {
+struct AccumulateAtRandom : FurtherOp<1> {
     double scale;
     bool fresh;
     u64 key;
@@ -25,7 +25,7 @@ struct AccumulateAtRandom : ThreeOp<1, false> {
     __device__ __forceinline__ void finish(const Held<S, T, N>& held, const S*, T* buffer) {
         Raw<T, N> results;
         const Raw<S, N> source = none_if(scale == 0, held.source);
-        const u64 counter = third_of(buffer);
+        const u64 counter = further_of<0>(buffer);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const double term = __dmul_rn(to_double(source.at(i)), scale);
@@ -49,6 +49,6 @@ accumulate_at_random(const __grid_constant__ TensorList list, const unsigned cha
     op.fresh = flag_of(overwrite, overwrites);
     op.key = mixed(seed ? load<1>(seed).at(0) : seed_number);
     if (op.scale == 0 && !op.fresh) return;
-    for (u32 chunk = first_warp(); chunk < chunks_of_three(list); chunk += warps_in_grid())
-        walk_three<GRAD, BUFFER>(list, chunk, op);
+    for (u32 chunk = first_warp(); chunk < chunks_of<AccumulateAtRandom>(list); chunk += warps_in_grid())
+        walk_with_further<GRAD, BUFFER>(list, chunk, op);
 }

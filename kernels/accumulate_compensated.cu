@@ -1,7 +1,7 @@
-// buffers += scale * grads, or buffers = scale * grads, with what the buffers drop in third arrays.
+// buffers += scale * grads, or buffers = scale * grads, with what the buffers drop in further arrays.
 //
 // Sources are gradients (dtype -DGRAD), targets buffers (-DBUFFER), which may be the gradients
-// themselves; the third arrays, `rests`, are of the buffers' dtype and written too. With
+// themselves; the further arrays, `rests`, are of the buffers' dtype and written too. With
 // change = rest + scale * grad, sum = buffer + change: buffer = sum rounded, rest = sum - buffer
 // rounded, or 0 if the buffer is not finite. All in double, by Knuth's two-sum, and with the bits of
 // the CPU backends. To overwrite, both were -0. With a scale of 0 gradients are left out. Flags and
@@ -10,9 +10,9 @@
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 
 #include "accumulation.cuh"
-#include "three_arrays.cuh"
+#include "further_arrays.cuh"
 
-struct Compensate : ThreeOp<sizeof(BUFFER), true> {
+struct Compensate : FurtherOp<sizeof(BUFFER)> {
     double scale;
     bool fresh;
     template <typename S, typename T, int N>
@@ -21,7 +21,7 @@ struct Compensate : ThreeOp<sizeof(BUFFER), true> {
         held.target = load_unless<N>(fresh, buffer);
     }
     template <int N, typename T> __device__ __forceinline__ Raw<T, N> rest_of(const T* buffer) const {
-        return load_unless<N>(fresh, reinterpret_cast<const T*>(third_of(buffer)));
+        return load_unless<N>(fresh, reinterpret_cast<const T*>(further_of<0>(buffer)));
     }
     template <typename S, typename T, int N>
     __device__ __forceinline__ void put(const Held<S, T, N>& held, Raw<T, N> rest, T* buffer) {
@@ -37,7 +37,7 @@ struct Compensate : ThreeOp<sizeof(BUFFER), true> {
             rest.put(i, narrow<T>(after - after == 0 ? dropped : 0.0));
         }
         write<N>(buffer, sums);
-        write<N>(reinterpret_cast<T*>(third_of(buffer)), rest);
+        write<N>(reinterpret_cast<T*>(further_of<0>(buffer)), rest);
     }
     template <typename S, typename T, int N>
     __device__ __forceinline__ void finish(const Held<S, T, N>& held, const S*, T* buffer) {
@@ -69,6 +69,6 @@ accumulate_compensated(const __grid_constant__ TensorList list, const unsigned c
     op.scale = by == 0 ? 0 : by;  // a product of +0 with it is what is left out
     op.fresh = flag_of(overwrite, overwrites);
     if (op.scale == 0 && !op.fresh) return;
-    for (u32 chunk = first_warp(); chunk < chunks_of_three(list); chunk += warps_in_grid())
-        walk_three<GRAD, BUFFER>(list, chunk, op);
+    for (u32 chunk = first_warp(); chunk < chunks_of<Compensate>(list); chunk += warps_in_grid())
+        walk_with_further<GRAD, BUFFER>(list, chunk, op);
 }

@@ -90,6 +90,7 @@ __device__ __forceinline__ float magnitude_of(float x) {
 #endif
 
 __device__ __forceinline__ double negative_of(double x) { return -x; }
+__device__ __forceinline__ double magnitude_of(double x) { return fabs(x); }
 __device__ __forceinline__ double sum_of(double a, double b) { return __dadd_rn(a, b); }
 __device__ __forceinline__ double difference_of(double a, double b) { return __dsub_rn(a, b); }
 __device__ __forceinline__ double product_of(double a, double b) { return __dmul_rn(a, b); }
@@ -155,7 +156,7 @@ __device__ __forceinline__ Two quotient_of(Two a, Two b) {
 __device__ __forceinline__ Two negative_of(Two x) { return {negative_of(x.first), negative_of(x.second)}; }
 __device__ __forceinline__ Two magnitude_of(Two x) { return {magnitude_of(x.first), magnitude_of(x.second)}; }
 
-// Whether squares of floats were added up without a loss that counts: none overflowed, and those
+// True if squares of floats were added up without a loss that counts: none overflowed, and those
 // below 2^-126, of which a float loses digits, are too small beside a sum of 2^-96.
 __device__ __forceinline__ bool squares_held(double sum) { return sum >= 0x1p-96 && sum <= LARGEST; }
 

@@ -9,12 +9,7 @@
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 
 #include "tensor_list.cuh"
-
-template <typename A, typename B> __device__ __forceinline__ A as(B x) {
-    if constexpr (sizeof(A) == sizeof(B)) return {x.value};
-    else if constexpr (sizeof(A) == sizeof(f64)) return {exactly(x.value)};
-    else return {rounded(x.value)};
-}
+#include "conversions.cuh"
 
 struct Average : ReadsBoth {
     double decay;

@@ -5,7 +5,7 @@
 //   dx = inv_std * (w - mean of w - xhat * mean of w * xhat), means over a group
 //   partials[0] = sums of dy * xhat over each channel of a sample, partials[1] = of dy
 //
-// dy, x, dx: (groups, width, space) of DATA_T, C order; dx may be dy. A sample has `groups_of_sample`
+// dy, x, dx: (groups, width, space) of DATA_T, C order; dx may be dy, or null if it is not wanted. A sample has `groups_of_sample`
 // groups of `width` channels. mean, inv_std: groups of STAT_T. scale: the channels of a sample, of PARAM_T,
 // or null (1). partials: (2, groups * width) of double, or null: then not computed. All outputs are written
 // with =. Deterministic: fixed orders, no atomics. No size is 0.
@@ -25,7 +25,7 @@ typedef Wide<DATA_T>::type A;
 // summed in the accumulation dtype before they go to double.
 constexpr int EACH_AT_ONCE = AT_ONCE / 2, STRETCH = 16;
 
-// Whether packs are of one channel each: then a thread reads and writes in memory what it adds up.
+// True if packs are of one channel each: then a thread reads and writes in memory what it adds up.
 constexpr bool OWN_PACKS = RUN == VEC;
 
 struct Channel {
@@ -158,6 +158,10 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) held_group_gradient(
             if (!partials) continue;
             partials[group * width + channel] = total.first;
             partials[(groups + group) * width + channel] = total.second;
+        }
+        if (!dx) {
+            if (!OWN_PACKS) __syncthreads();  // another group may be copied there
+            continue;
         }
         const Pair<double> total = block_sums(weighted, totals, group_turn++);
         const double count = elements;

@@ -46,17 +46,17 @@ typedef i64 Index;
 
 template <int N> struct Packs { Raw<DATA_T, VEC> at[N]; };
 typedef Packs<GROUP> Group;
-// Of a sum, where there are two arrays to be read and few registers.
+// Packs in flight in the loop of a sum, which may read two arrays and has few registers.
 constexpr int SUMMED = CHUNKS ? GROUP : 1;
-// Of y: fewer of a row that is not held, whose scale and bias are loaded with it.
+// Packs in flight in the loop of y: fewer of a row that is not held, whose scale and bias are loaded with it.
 constexpr int NORMALIZED = CHUNKS ? GROUP : 2;
 
-// Whether a thread reads a row ahead: addresses of rows at strides take registers. Whether it keeps its
-// columns of scale and bias for all rows.
-constexpr bool AHEAD = CHUNKS && !STRIDED;
+// A thread reads a row ahead, unless addresses of rows at strides take registers, or more than two packs of a
+// residual do; and it keeps its columns of scale and bias for all rows.
+constexpr bool AHEAD = CHUNKS && !STRIDED && !(ADDED && CHUNKS * words<Raw<DATA_T, VEC>>() > 8);
 constexpr bool KEEP = CHUNKS && !(ADDED && STRIDED) && CHUNKS * words<Raw<PARAM_T, VEC>>() <= 16;
 
-// How many blocks share a row; the slots of one sum, and the sum over the threads of a row.
+// The number of blocks that share a row; the slots of one sum, and the sum over the threads of a row.
 #if CLUSTERED
 #include "cluster.cuh"
 constexpr int ROW_BLOCKS = CLUSTER;
@@ -99,6 +99,7 @@ struct Row {
     Index width;      // 0 for a row beyond the last
 #if CHUNKS
     Group held;
+    Group residual;           // if ADDED
     Deviations<GROUP> away;  // once there is a mean
 #endif
 };
@@ -108,7 +109,7 @@ __device__ __forceinline__ int row_thread() {
     return static_cast<int>(blockIdx.x % ROW_BLOCKS * blockDim.x + threadIdx.x);
 }
 
-// How far a thread's k-th pack is from its first, and the first column of that pack.
+// The distance of a thread's k-th pack from its first, and the first column of that pack.
 __device__ __forceinline__ Index offset_of(Index k) {
     return k * static_cast<int>(ROW_BLOCKS * blockDim.x * VEC);
 }
@@ -126,10 +127,8 @@ __device__ __forceinline__ Packs<N> fetch_packs(const DATA_T* x, Index width, In
 
 // Writes s = x + residual for the thread's packs from the k-th on; returns it.
 __device__ __forceinline__ Packs<SUMMED> add_packs(
-    const DATA_T* x, const DATA_T* residual, DATA_T* s, Index width, Index k
+    Packs<SUMMED> sums, const Packs<SUMMED>& more, DATA_T* s, Index width, Index k
 ) {
-    Packs<SUMMED> sums = fetch_packs<SUMMED>(x, width, k);
-    const Packs<SUMMED> more = fetch_packs<SUMMED>(residual, width, k);
 #pragma unroll
     for (int i = 0; i < SUMMED; ++i) {
         A values[VEC];
@@ -141,25 +140,25 @@ __device__ __forceinline__ Packs<SUMMED> add_packs(
     return sums;
 }
 
-__device__ __forceinline__ Row fetch_row(const DATA_T* x, Index width) {
+__device__ __forceinline__ Row fetch_row(const DATA_T* x, const DATA_T* residual, Index width) {
     Row row = {x, width};
 #if CHUNKS
     row.held = fetch_packs<GROUP>(x, width, 0);
+    if (ADDED) row.residual = fetch_packs<GROUP>(residual, width, 0);
 #endif
     return row;
 }
 
-// The row of s, of which a thread reads again only what it has written itself.
-__device__ __forceinline__ Row add_row(
-    const DATA_T* x, const DATA_T* residual, DATA_T* s, Index width
-) {
-    Row row = {s, width};
+// Makes a row one of s, of which a thread reads again only what it has written itself.
+__device__ __forceinline__ void add_residual(Row& row, const DATA_T* residual, DATA_T* s) {
 #if CHUNKS
-    row.held = add_packs(x, residual, s, width, 0);
+    row.held = add_packs(row.held, row.residual, s, row.width, 0);
 #else
-    for (Index k = 0; column_of(k) < width; k += SUMMED) add_packs(x, residual, s, width, k);
+    const auto fetch = [&](const DATA_T* from, Index k) { return fetch_packs<SUMMED>(from, row.width, k); };
+    for (Index k = 0; column_of(k) < row.width; k += SUMMED)
+        add_packs(fetch(row.x, k), fetch(residual, k), s, row.width, k);
 #endif
-    return row;
+    row.x = s;
 }
 
 // Calls visit(k, the thread's packs from the k-th on) until the row ends; N of them at once, if it
@@ -251,7 +250,7 @@ __device__ __forceinline__ void for_each_deviation(const Row& row, A centre, F v
 #endif
 }
 
-// Whether all that a thread holds of a row is equal to the centre.
+// True if all that a thread holds of a row is equal to the centre.
 __device__ __forceinline__ bool all_equal(const Row& row) {
     u32 apart = 0;
 #if CHUNKS
@@ -290,7 +289,7 @@ struct Slots {
     RowSlots<Pair<double>> moments;
 };
 
-// What a row's elements become: y = ((x - centre) * inv_std + shift) * scale + bias.
+// Numbers of the normalised row: y = ((x - centre) * inv_std + shift) * scale + bias.
 struct Statistics { double mean, inv_std; A centre, shift; };
 
 // `share` is 1 / width. All threads of the block must call it, also for a row beyond the last.
@@ -319,7 +318,7 @@ __device__ __forceinline__ Statistics statistics_of(
 // The scale and the bias of a pack; 1 and 0 if a parameter is null.
 struct Columns { Raw<PARAM_T, VEC> scale, bias; };
 
-// Those of the thread's k-th pack.
+// Loads scale and bias of the thread's k-th pack.
 __device__ __forceinline__ Columns fetch_columns(
     const PARAM_T* scale, const PARAM_T* bias, i64 width, Index k
 ) {
@@ -365,12 +364,14 @@ __device__ __forceinline__ void normalize_row(
 extern "C" __global__ void __launch_bounds__(512, CHUNKS || STRIDED ? 1 : 2) IN_CLUSTERS layer_norm(
     const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, DATA_T* y, STAT_T* mean,
     STAT_T* inv_std, i64 rows, i64 width, double eps
-#if STRIDED
+#if FURTHER
     , const __grid_constant__ Layout layout, const DATA_T* residual, DATA_T* s
 #endif
 ) {
-#if !STRIDED
+#if !FURTHER
     const Layout layout = {};
+    const DATA_T* residual = nullptr;
+    DATA_T* s = nullptr;
 #endif
     __shared__ Slots slots;
     const i64 step = static_cast<i64>(gridDim.x / ROW_BLOCKS) * blockDim.y;
@@ -382,48 +383,42 @@ extern "C" __global__ void __launch_bounds__(512, CHUNKS || STRIDED ? 1 : 2) IN_
     // From here on of a thread's first column.
     x += column_of(0);
     y += column_of(0);
-#if ADDED
-    residual += column_of(0);
-    s += column_of(0);
-#endif
-    const auto read = [&](i64 row) {
-        const DATA_T* from = x + start_of(layout, X, place_of(layout, row), width);
-        return fetch_row(from, row < end ? static_cast<Index>(width) : 0);
+    if (ADDED) {
+        residual += column_of(0);
+        s += column_of(0);
+    }
+    const auto begin_of = [&](int array, const Place& place) { return start_of(layout, array, place, width); };
+    const auto read = [&](i64 row, const Place& place) {
+        const DATA_T* more = ADDED ? residual + begin_of(RESIDUAL, place) : nullptr;
+        return fetch_row(x + begin_of(X, place), more, row < end ? static_cast<Index>(width) : 0);
     };
     Columns kept[GROUP];
 #pragma unroll
     for (int k = 0; k < GROUP; ++k)
         if (KEEP) kept[k] = fetch_columns(scale, bias, width, k);
     Row next;
-    if (AHEAD) next = read(first + threadIdx.y);
+    if (AHEAD) next = read(first + threadIdx.y, place_of(layout, first + threadIdx.y));
 #if CLUSTERED
     cluster_barrier();
 #endif
     for (int turn = 0; first < end; first += step, ++turn) {
         const i64 row = first + threadIdx.y;
         const Place place = place_of(layout, row);
-#if ADDED
-        Row own = add_row(
-            x + start_of(layout, X, place, width),
-            residual + start_of(layout, RESIDUAL, place, width),
-            s + start_of(layout, S, place, width), row < end ? static_cast<Index>(width) : 0
-        );
-#else
-        Row own = AHEAD ? next : read(row);
-#endif
+        Row own = AHEAD ? next : read(row, place);
+        if (ADDED) add_residual(own, residual + begin_of(RESIDUAL, place), s + begin_of(S, place));
         const double average = mean_of(own, share, slots, turn);
         const A centre = narrow<A>(average);
 #if CHUNKS
         own.away = deviations_of(own.held, own.width, 0, centre);
 #endif
-        if (AHEAD) next = read(row + step);
+        if (AHEAD) next = read(row + step, place_of(layout, row + step));
         const Statistics of = statistics_of(own, average, centre, share, eps, slots, turn);
         if (row < end) {
             if (row_thread() == 0) {
                 if (CENTRED) mean[row] = narrow<STAT_T>(of.mean);
                 inv_std[row] = narrow<STAT_T>(of.inv_std);
             }
-            normalize_row(layout, own, scale, bias, kept, y + start_of(layout, Y, place, width), of);
+            normalize_row(layout, own, scale, bias, kept, y + begin_of(Y, place), of);
         }
     }
 }

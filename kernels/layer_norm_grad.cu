@@ -6,8 +6,8 @@
 //   partials[1][block][column] = the same sum of dy (not for RMS)
 //
 // dy, source, dx: (rows, width) of DATA_T, C order, or strided by `layout` (row_starts.cuh); dx may
-// be dy. ds: the same, or null; dx may be ds. scale, bias: width of PARAM_T or null. mean, inv_std:
-// rows of STAT_T. partials: (PLANES, samples, gridDim.x, width) of the accumulation dtype, or null if
+// be dy, or null if MAY_LACK_DX and not ODD. ds: the same, or null; dx may be ds. scale, bias: width
+// of PARAM_T or null. mean, inv_std: rows of STAT_T. partials: (PLANES, samples, gridDim.x, width) of the accumulation dtype, or null if
 // no parameter gradient is computed. All outputs are written with =. Deterministic: fixed orders, no
 // atomics.
 //
@@ -30,8 +30,6 @@
 #include "registers.cuh"
 #include "row_gradient.cuh"
 
-#define MERGED_THREADS 256
-
 // ODD rows of one pack a thread, of at most 96 threads.
 constexpr bool SHORT_ODD = ACROSS && CHUNKS == 1;
 
@@ -53,7 +51,7 @@ __device__ __forceinline__ bool is_inside(int chunk, int width) {
     return is_inside(chunk, column_of(chunk, width), width);
 }
 
-// How far a chunk's columns are from those of the thread's first.
+// The distance of a chunk's columns from those of the thread's first chunk.
 __device__ __forceinline__ i64 chunk_offset(int chunk, int width) {
     if (is_border(chunk)) return column_of(chunk, width) - column_of(0, width);
     return static_cast<i64>(chunk * threads() * VEC);
@@ -78,16 +76,19 @@ constexpr int BLOCKS = THREE_BLOCKS ? 3 : TWO_BLOCKS ? 2 : 1;
 // Other rows wait for instructions, and not for memory.
 constexpr bool WAITS_FOR_MEMORY = !LONG && !FROM_OUTPUT && !STRIDED && !ODD && VEC > 1;
 
-// What is kept besides. A bias is done with before dx is computed. ds as doubles, or ds and scale of two packs,
+// Further values in registers. A bias is done with before dx is computed. ds as doubles, or ds and scale of two packs,
 // spill for sm_120; a long bias as doubles at strides, for sm_70.
 struct Kept { bool ds, scale, next, bias; };
 constexpr Kept kept() {
-    Room room = {registers(THREE_BLOCKS ? THREADS : 512, BLOCKS) - TAKEN};
+    Room room = {registers(THREE_BLOCKS ? THREADS : 512, BLOCKS) - TAKEN - (ADDED && BEFORE_8 ? 8 : 0)};
     Kept found = {};
     found.bias = HAS_BIAS && ((LONG && !(STRIDED && sizeof(A) == 8)) || PARAMETER <= room.left);
-    found.ds = ADDED && BLOCKS == 1 && sizeof(A) == 4 && room.keeps(ROW_OF_DS);
-    found.scale = LONG < 2 && !ADDED && room.keeps(PARAMETER);
-    found.next = WAITS_FOR_MEMORY && room.keeps(ROW + CHUNKS);
+    found.ds = ADDED && (BLOCKS == 1 || !STRIDED) && sizeof(A) == 4 && room.keeps(ROW_OF_DS);
+    const int next = ROW + (found.ds ? ROW_OF_DS : 0) + CHUNKS;
+    // Beside ds before scale, which the cache has; then ptxas takes more registers, and many if scale is wider.
+    if (ADDED) found.next = WAITS_FOR_MEMORY && PARAMETER <= CHUNKS * PACK && room.keeps(next + 4);
+    found.scale = LONG < 2 && !(ADDED && (STRIDED || LONG || found.next)) && room.keeps(PARAMETER);
+    if (!ADDED) found.next = WAITS_FOR_MEMORY && room.keeps(next + (FURTHER && SINCE_10 ? 16 : 0));
     return found;
 }
 constexpr bool DS_WITH_ROW = kept().ds;
@@ -150,7 +151,7 @@ __device__ __forceinline__ void fetch_row(const Arrays& in, i64 row, i64 rows, i
     if (!STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);
 }
 
-// What a thread keeps for all its rows: its columns of scale, and their sums.
+// Registers of a thread for all its rows: its columns of scale, and their sums.
 struct Columns {
     Raw<PARAM_T, VEC> scale[ALL_CHUNKS];  // if KEEP_SCALE
 #if LONG
@@ -288,20 +289,6 @@ __device__ __forceinline__ void write_exchanged(const DATA_T* row, DATA_T* dx, i
 }
 #endif
 
-// Adds one pack of column sums over the rows of the block. All threads of the block must call
-// it; those with threadIdx.y == 0 get the result.
-__device__ __forceinline__ void merge_rows(A (&sums)[VEC], A* tile) {
-    __syncthreads();  // `tile` may still be read by the call before
-#pragma unroll
-    for (int k = 0; k < VEC; ++k)
-        tile[(threadIdx.y * blockDim.x + threadIdx.x) * VEC + k] = sums[k];
-    __syncthreads();
-    if (threadIdx.y != 0) return;
-    for (int y = 1; y < blockDim.y; ++y)
-#pragma unroll
-        for (int k = 0; k < VEC; ++k) sums[k] += tile[(y * blockDim.x + threadIdx.x) * VEC + k];
-}
-
 __device__ __forceinline__ void write_partials(A* partials, int width, Columns& own, A* tile) {
 #pragma unroll
     for (int plane = 0; plane < PLANES; ++plane)
@@ -356,7 +343,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) layer_norm_grad(
         const Statistics of = widen(at.of);
         const u32 lead = lead_of(row, width);
         if (ACROSS) move_own(at, lead);
-        Pair<A> means = row_sums<ODD>(sum_row(in, of, width, own, at), slots, turn);
+        const Pair<A> sums = sum_row(in, of, width, own, at);
+        if (MAY_LACK_DX && !ODD && !dx) continue;
+        Pair<A> means = row_sums<ODD>(sums, slots, turn);
         means.first = means.first * share;
         means.second = means.second * share;
         const Place place = place_of(in.layout, row);

@@ -27,13 +27,13 @@ struct Row {
     RawStatistics of;
 };
 
-// What a thread keeps for all its rows: its columns of scale, and their sums.
+// Registers of a thread for all its rows: its columns of scale, and their sums.
 struct Columns {
     Raw<PARAM_T, VEC> scale[CHUNKS];
     A sums[PLANES][CHUNKS][VEC];
 };
 
-// Whether there are registers for a row in flight while another is worked on, beside what the sums of a cluster
+// True if there are registers for a row in flight while another is worked on, beside what the sums of a cluster
 // take. Other rows wait for instructions, and not for memory.
 constexpr int ROW = 2 * CHUNKS * words<Raw<DATA_T, VEC>>();
 constexpr int KEPT = CHUNKS * (words<Raw<PARAM_T, VEC>>() + PLANES * VEC * words<A>());
@@ -136,7 +136,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(CLUSTER_T
         if (AHEAD) next = fetch_row(in, row + step < end, row + step, width);
         const Statistics of = widen(at.of);
         Xhats xhats;
-        Pair<A> means = cluster_sums(sum_row(in, of, width, own, at, xhats), slots, turn);
+        const Pair<A> sums = sum_row(in, of, width, own, at, xhats);
+        if (MAY_LACK_DX && !dx) continue;
+        Pair<A> means = cluster_sums(sums, slots, turn);
         means.first = means.first * share;
         means.second = means.second * share;
         write_row(in, dx, row, width, at, own, xhats, of, means);

@@ -5,7 +5,7 @@
 //   apply_gradient:       dx as in layer_norm_grad.cu, and partials[plane][blockIdx.y][column]
 //
 // Arrays as in layer_norm_grad.cu. sums: (parts, samples * rows) pairs of double, parts = gridDim.y
-// of row_sums_of_gradient. partials: (PLANES, samples, gridDim.y of apply_gradient, width) of the
+// of row_sums_of_gradient, 0 without dx. partials: (PLANES, samples, gridDim.y of apply_gradient, width) of the
 // accumulation dtype, or null. All outputs are written with =. Deterministic: fixed orders, no atomics.
 //
 // Launch: blockDim = (256, 1); any grid. row_sums_of_gradient: gridDim.x runs over rows, gridDim.y
@@ -24,7 +24,7 @@ __device__ __forceinline__ Parameters fetch_parameters(const Arrays& in, bool wa
 }
 
 // The rows of all samples together.
-__device__ __forceinline__ i64 all_rows(i64 rows) { return STRIDED ? rows * gridDim.z : rows; }
+__device__ __forceinline__ i64 all_rows(i64 rows) { return FURTHER ? rows * gridDim.z : rows; }
 
 __device__ __forceinline__ Part fetch_part(const Arrays& in, bool wanted, const Place& row, i64 width, i64 column) {
     return {
@@ -137,7 +137,7 @@ __device__ __forceinline__ void apply_to_columns(
                 add_to_columns(e, [&](int plane, int i) -> A& { return totals[plane][k + i]; });
                 put_numbers(out, k, gradient(e, means, of.inv_std, numbers_at(further, k)));
             }
-            store_data(dx + start_of(in.layout, DX, place, width) + column, out);
+            if (!MAY_LACK_DX || dx) store_data(dx + start_of(in.layout, DX, place, width) + column, out);
         }
     }
 }

@@ -1,4 +1,4 @@
-// What a thread of a row's gradient keeps in registers: one rule for all ways to hold a row.
+// Registers of a thread of a row's gradient: one rule for all ways to hold a row.
 //
 // A thread has 128 registers, or 64 if two blocks are to be resident. Some it always needs: for every
 // pack of its columns addresses, conditions and what is being computed. The others hold, in this order and
@@ -25,16 +25,23 @@ constexpr bool SINCE_10 = true;
 constexpr bool SINCE_10 = false;
 #endif
 
+// Before 8.0 it makes less.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr bool BEFORE_8 = true;
+#else
+constexpr bool BEFORE_8 = false;
+#endif
+
 // That a thread needs besides what it keeps, for so many packs: more for addresses at strides, of single elements if
-// rows are odd, and for what lies in two packs of memory.
+// rows are odd, for two sums with an offset at once, and for what lies in two packs of memory.
 constexpr int needed(int packs) {
-    return 27 + 4 * packs + (STRIDED ? 14 : 0) + (ODD ? STRIDED && SINCE_10 ? 24 : 4 : 0);
+    return 27 + 4 * packs + (STRIDED ? 14 : FURTHER && SINCE_10 ? 8 : 0) + (ODD ? STRIDED && SINCE_10 ? 24 : 4 : 0);
 }
 
-// What is left of some registers.
+// The registers that are left.
 struct Room {
     int left;
-    // Whether so many more fit: then they are taken.
+    // True if so many more fit: then they are taken.
     constexpr bool keeps(int words) {
         if (words > left) return false;
         left -= words;

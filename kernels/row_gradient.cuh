@@ -1,7 +1,7 @@
 // Shared by the gradients of layer norm and RMS norm, from their input or output.
 //
 // Macros: DATA_T, STAT_T, PARAM_T; VEC, the number of elements per access; FROM_OUTPUT (1: xhat is
-// computed from the norm's output); CENTRED (0: RMS norm, without a mean); STRIDED, ADDED (1: ds,
+// computed from the norm's output); CENTRED (0: RMS norm, without a mean); STRIDED, FURTHER, ADDED (1: ds,
 // the gradient from the residual branch, is added to dx): row_starts.cuh.
 
 #pragma once
@@ -13,8 +13,12 @@
 // dscale and, unless it is an RMS norm, dbias.
 #define PLANES (CENTRED ? 2 : 1)
 
-// Whether a bias is subtracted from the norm's output.
+// True if a bias is subtracted from the norm's output.
 #define HAS_BIAS (FROM_OUTPUT && CENTRED)
+
+// True if dx may be null, if it is not wanted: others would wait for memory once more.
+// `_cuda/row_gradient.py` knows it too.
+constexpr bool MAY_LACK_DX = VEC * sizeof(DATA_T) == 16 && !ADDED;
 
 // The numbers of arrays in a layout.
 enum { DY, SOURCE, DX, DS };
@@ -30,8 +34,8 @@ struct Arrays {
     const Layout& layout;
 };
 
-// What STRIDED kernels are given beside, and what stands for it in the others.
-#if STRIDED
+// Further parameters of FURTHER kernels, and variables in their place in the others.
+#if FURTHER
 #define FURTHER_PARAMETERS , const __grid_constant__ Layout layout, const DATA_T* ds
 #define FURTHER_VARIABLES
 #else
@@ -39,9 +43,9 @@ struct Arrays {
 #define FURTHER_VARIABLES const Layout layout = {}; const DATA_T* ds = nullptr;
 #endif
 
-// How many rows of partial sums lie in front of those of a plane and of the block's sample.
+// The number of rows of partial sums in front of those of a plane and of the block's sample.
 __device__ __forceinline__ i64 partials_before(int plane, i64 count) {
-    return STRIDED ? (static_cast<i64>(plane) * gridDim.z + sample()) * count : plane * count;
+    return FURTHER ? (static_cast<i64>(plane) * gridDim.z + sample()) * count : plane * count;
 }
 
 // A row's statistics as memory has them, and widened. Absent ones are 0.
@@ -72,10 +76,10 @@ __device__ __forceinline__ Numbers normalized(Numbers source, Numbers scale, Num
 struct Part { Raw<DATA_T, VEC> dy, source; };
 struct Parameters { Raw<PARAM_T, VEC> scale, bias; };
 
-// What the formulas need of ABREAST elements.
+// Terms of the formulas for ABREAST elements.
 struct Elements { Numbers dy, xhat, w; };
 
-// Those from the k-th on.
+// The terms of the elements from the k-th on.
 __device__ __forceinline__ Elements elements_at(
     const Layout& layout, const Part& at, const Parameters& own, const Statistics& of, int k
 ) {

@@ -3,11 +3,11 @@
 // STRIDED = 0 (default): rows are contiguous, and begin at an address that is aligned for packs.
 // STRIDED = 1: each array has its own strides between rows, which may begin at any multiple of PIECE
 // elements; an access then moves so many. Threads have the same elements and add in the same order
-// in both cases, so the bits are those of contiguous rows. ADDED = 1 (only if STRIDED): there is one
-// more array, the residual or ds.
+// in both cases, so the bits are those of contiguous rows.
 //
-// Samples (only if STRIDED): gridDim.z of them, each with `rows` rows and with a scale and a bias of
-// its own, which lie one behind another. Rows are counted through all samples.
+// FURTHER = 1, as of all STRIDED kernels: what plain calls do without. A scale has an offset. There are
+// gridDim.z samples, each with `rows` rows and with a scale and a bias of its own, which lie one behind
+// another; rows are counted through all samples. ADDED = 1: and one more array, the residual or ds.
 
 #pragma once
 
@@ -15,6 +15,9 @@
 
 #ifndef STRIDED
 #define STRIDED 0
+#endif
+#ifndef FURTHER
+#define FURTHER STRIDED
 #endif
 #ifndef ADDED
 #define ADDED 0
@@ -33,6 +36,8 @@ struct Layout {
     Place step[5];         // of each array, from a row to the next along each dimension, in elements
     double scale_offset;   // is added to scale; -0.0, which changes no number, for none
 };
+#elif FURTHER
+struct Layout { double scale_offset; };
 #else
 struct Layout {};
 #endif
@@ -52,7 +57,7 @@ __device__ __forceinline__ Place place_of(const Layout& layout, i64 row) {
 #endif
 }
 
-// Where a row of an array begins, in elements from the array's first.
+// The start of a row, in elements from the array's first.
 __device__ __forceinline__ i64 start_of(const Layout& layout, int array, const Place& at, i64 width) {
 #if STRIDED
     const Place& step = layout.step[array];
@@ -72,22 +77,38 @@ template <typename T, typename V> __device__ __forceinline__ void store_data(T* 
 }
 
 // The block's sample, whose parameters begin at `width` times this.
-__device__ __forceinline__ i64 sample() { return STRIDED ? blockIdx.z : 0; }
+__device__ __forceinline__ i64 sample() { return FURTHER ? blockIdx.z : 0; }
 
 // The same parameter of the block's sample, or null.
 template <typename T> __device__ __forceinline__ const T* of_sample(const T* parameter, i64 width) {
-    return STRIDED && parameter ? parameter + sample() * width : parameter;
+    return FURTHER && parameter ? parameter + sample() * width : parameter;
 }
+
+#if FURTHER
+// What is added to scales. In plain sight, compilers would keep all sums with it for all rows, in registers that
+// rows need.
+template <typename A> __device__ __forceinline__ A offset_of(const Layout& layout) {
+    A offset = narrow<A>(layout.scale_offset);
+#if !STRIDED && !defined(GRADKIT_EMULATED)
+    if constexpr (sizeof(A) == 4) asm volatile("" : "+f"(offset.value));
+#endif
+    return offset;
+}
+#endif
 
 // A scale with its offset.
 template <typename A> __device__ __forceinline__ A shifted(const Layout& layout, A scale) {
-#if STRIDED
-    return scale + narrow<A>(layout.scale_offset);
+#if FURTHER
+    return scale + offset_of<A>(layout);
 #else
     return scale;
 #endif
 }
 __device__ __forceinline__ Real<Two> shifted(const Layout& layout, Real<Two> scale) {
-    const auto part = [&](float x) { return shifted(layout, Real<float>{x}).value; };
-    return {{part(scale.value.first), part(scale.value.second)}};
+#if FURTHER
+    const float offset = offset_of<Real<float>>(layout).value;
+    return scale + Real<Two>{{offset, offset}};
+#else
+    return scale;
+#endif
 }

@@ -51,3 +51,18 @@ __device__ __forceinline__ T row_sums(T value, T* slots, int turn) {
     const int lane = threadIdx.x % ROW_WARPS;
     return warp_sums(lane < warps ? row[lane] : T{}, ROW_WARPS);
 }
+
+#define MERGED_THREADS 256  // of a block of several rows, at most
+
+// Adds one pack of column sums over the rows of the block. All threads of the block must call it;
+// those with threadIdx.y == 0 get the result. `tile` holds N values for each thread.
+template <int N, typename A> __device__ __forceinline__ void merge_rows(A (&sums)[N], A* tile) {
+    __syncthreads();  // `tile` may still be read by the call before
+#pragma unroll
+    for (int k = 0; k < N; ++k) tile[(threadIdx.y * blockDim.x + threadIdx.x) * N + k] = sums[k];
+    __syncthreads();
+    if (threadIdx.y != 0) return;
+    for (int y = 1; y < blockDim.y; ++y)
+#pragma unroll
+        for (int k = 0; k < N; ++k) sums[k] += tile[(y * blockDim.x + threadIdx.x) * N + k];
+}

@@ -86,7 +86,9 @@ def main() -> None:
                 place = folder / f"{version}-{resolution}"
                 check(label, partial(bare, place, python, resolution, wheel))
         check("with compiled code", partial(with_compiled_code, folder / "compiled", compiled))
-        newest = folder / f"{list(pythons)[-1]}-highest"
+        version, python = list(pythons.items())[-1]
+        check(f"CMake for {version}", partial(configured, folder / "configured", python))
+        newest = folder / f"{version}-highest"
         check("the sdist's tests", partial(tests_of, sdist, newest, folder))
         check("the testbed alone", partial(testbed, folder / "testbed"))
         check("workflows", workflows)
@@ -228,11 +230,23 @@ def bare(place, python, resolution, wheel):
     return run(place / "bin/python", "-I", "-W", "error", "-c", EXAMPLES, cwd=place).strip()
 
 
-def with_compiled_code(place, wheel):
-    said = bare(place, sys.executable, "highest", wheel)
-    if not said.endswith(", compiled"):
+def with_compiled_code(place, wheel, python=sys.executable):
+    return expect_compiled(wheel, bare(place, python, "highest", wheel))
+
+
+def expect_compiled(wheel, said):
+    """Check that the examples say that compiled code ran, and return what they printed."""
+    if not said.strip().endswith(", compiled"):
         sys.exit(f"{wheel.name} computes with NumPy: {said}")
-    return said
+    return said.strip()
+
+
+def configured(place, python):
+    """For the stable ABI, from Python 3.12 on, nanobind has another library. Compiles nothing."""
+    nanobind = run(sys.executable, "-m", "nanobind", "--cmake_dir").strip()
+    where = (f"-Dnanobind_DIR={nanobind}", f"-DPython_EXECUTABLE={python}")
+    tool("cmake", "-S", ROOT, "-B", place, "-DSKBUILD_SABI_VERSION=3.12", *where)
+    return "configured"
 
 
 def tests_of(sdist, place, folder):

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from gradkit._calls.backend import OPERATIONS, names_in
 from gradkit._calls.rows import RowOperations
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.dry_run import DryDevice, asked_by
-from gradkit._cuda.launch.kernels import Combination
+from gradkit._cuda.launch.kernels import Combination, options_of, source_of
 from gradkit._dtypes import FLOATS
 from testbed.emulator import IdleDevice
 from testbed.emulator.cache import cache_folder, digest, locked
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Gpu(NamedTuple):
-    """What the choice of a kernel depends on."""
+    """Properties of a GPU that the choice of a kernel depends on."""
 
     max_shared_memory: int  # of a block
     clusters: bool
@@ -47,16 +48,17 @@ ON_GPUS = (
 
 
 def what_they_follow_from():
-    """The texts of gradkit's modules, with a fault if one is planted, and of this one."""
+    """The texts of the modules that decide, with a fault if one is planted, and of this one."""
     yield Path(__file__).read_text()
-    for file in sorted((ROOT / "gradkit").rglob("*.py")):
+    places = "_*.py", "_calls/**/*.py", "_cuda/**/*.py"
+    for file in sorted(file for each in places for file in (ROOT / "gradkit").glob(each)):
         name = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         planted = getattr(getattr(sys.modules.get(name), "__loader__", None), "source", None)
         yield planted if isinstance(planted, str) else file.read_text()
 
 
 def _find():
-    """What operations may need for any dtypes: the place of a GPU, a name, files and macros."""
+    """Kernels that operations may need for any dtypes: place of a GPU, name, files and macros."""
     found = []
     for place, gpu in enumerate(ON_GPUS):
         # From the third on it is what holds a long row that depends on the GPU.
@@ -80,13 +82,13 @@ def _found():
 
 
 def needed(gpu: Gpu, operation: str) -> list[Combination]:
-    """What an operation may need for any dtypes on a GPU; of rows, from the third GPU on."""
+    """Kernels of an operation for any dtypes on a GPU; of rows, from the third GPU on."""
     return _found()[gpu, operation]
 
 
 @cache
 def combinations(*operations: str) -> tuple[Combination, ...]:
-    """What operations (default: all) may need for any dtypes, each combination once."""
+    """Kernels of operations (default: all) for any dtypes, each combination once."""
     found = {}
     for (_, name), asked in _found().items():
         if name in (operations or OPERATIONS):
@@ -95,8 +97,40 @@ def combinations(*operations: str) -> tuple[Combination, ...]:
     return tuple(found.values())
 
 
+class Asked:
+    """The kernels that a module's tests ask for: all must be such as operations are listed with.
+
+    Compared last (``fixture``), so that a fault that a test finds need not wait for the list.
+    """
+
+    def __init__(self, *operations: str):
+        self.operations, self.by_test = operations, {}
+
+    def note(self, source: str, options: tuple[str, ...]) -> None:
+        self.by_test.setdefault((source, options), os.environ["PYTEST_CURRENT_TEST"])
+
+    @property
+    def listed(self) -> set[tuple[str, tuple[str, ...]]]:
+        """Texts and options of all that is compiled for every GPU."""
+        named = combinations(*self.operations)
+        return {(source_of(file), options_of(macros)) for file, macros in named}
+
+    @property
+    def fixture(self):
+        """Compares them at the end of a module."""
+
+        @pytest.fixture(autouse=True, scope="module")
+        def nothing_else_is_asked_for(request):
+            yield
+            if not request.session.testsfailed:
+                others = self.by_test.keys() - self.listed
+                assert not others, {self.by_test[each]: each[1] for each in others}
+
+        return nothing_else_is_asked_for
+
+
 def compiles_for(architecture: int, file: str, macros: Container[str]) -> bool:
-    """Whether an architecture is given a file with macros of these names.
+    """Return whether an architecture is given a file with macros of these names.
 
     From 9.0 on, clusters have the long rows, for which a block has THREADS threads before.
     """

@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,9 +16,12 @@ from hypothesis import HealthCheck, settings
 from testbed import ptx
 from tests import alone
 from tests.backends import ARCHITECTURE, BACKENDS, COMPILED_FILES, has_gpu
+from tests.pairs import rare
 
 _COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("quick", max_examples=10, derandomize=True, **_COMMON)
+# Beside those, by another seed: quick's are the first of any that it draws by its own.
+settings.register_profile("further", max_examples=14, **_COMMON)
 settings.register_profile("ci", max_examples=24, derandomize=True, **_COMMON)
 settings.register_profile("dev", max_examples=40, **_COMMON)
 settings.register_profile("fuzz", max_examples=100, print_blob=True, **_COMMON)
@@ -45,12 +49,17 @@ def xp():
     return pytest.importorskip("array_api_strict")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    """``--shuffle 7``: no test may need what another one has left behind."""
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run tests in a random order")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config, items):
     """Of a test marked ``sampled(n)``, all but every n-th set of parameters is slow.
 
     Of what is still many in the emulator, for which kernels must be compiled, a third is quick.
-    Tests of what the compiled backend leaves to NumPy are slow.
+    Tests of what the compiled backend leaves to NumPy are slow. Slow ones may be rare.
     """
     places = [(item.nodeid.partition("[")[0], _backend_of(item)) for item in items]
     sets, seen = Counter(places), Counter()
@@ -67,10 +76,15 @@ def pytest_collection_modifyitems(items):
         if seen[place] % every != at:
             item.add_marker("slow")
         seen[place] += 1
+    for item in rare(items):
+        item.add_marker("rare")
+    yield
+    if (seed := config.getoption("--shuffle")) is not None:
+        Random(seed).shuffle(items)
 
 
 def pytest_collection_finish(session):
-    """What there is by now stays: every search for garbage would go through it again."""
+    """Freeze what there is by now: every search for garbage would go through it again."""
     gc.collect()
     gc.freeze()
     _tests["all"] = len(session.items)

@@ -75,7 +75,7 @@ def cases() -> Iterator[Case]:
 
 
 def depends_on_pow(name: str) -> bool:
-    """Whether a case's bits are those of one library's ``pow``."""
+    """Return whether a case's bits are those of one library's ``pow``."""
     return f"p={POWER}" in name
 
 
@@ -97,11 +97,16 @@ def _rows() -> Iterator[Case]:
             quick = k in (TINY, (i + j) % len(ROWS))
             yield _of_rows(operation, "", types, k, quick=quick)
     further = sorted(
-        ((each, variant) for each in rows for variant in each.variants),
+        ((each, variant) for each in rows for variant in _variants(each)),
         key=lambda found: ("gate" in found[0].arrays, "ds" in found[1]),
     )
     for (i, found), (j, types) in product(enumerate(further), enumerate(LAYER_TYPES)):
         yield _of_rows(*found, types, (2 * i + j) % len(ROWS), quick=j % 3 == i % 3)
+
+
+def _variants(operation: Operation) -> list[str]:
+    """Those that compute something else; parts of the same results have the same bits."""
+    return [name for name, given in operation.variants.items() if "wanted" not in given]
 
 
 def _samples() -> Iterator[Case]:
@@ -165,7 +170,7 @@ def _channels() -> Iterator[Case]:
         small.dy, small.x, small.bias = tiny(p.dy, 12), tiny(p.x, 12), None
         where, quick = f"{'x'.join(map(str, shape))} axis {axis}", k == j % len(IMAGES)
         for norm in norms:
-            for variant in ("", *norm.variants):
+            for variant in ("", *_variants(norm)):
                 yield _case(norm, variant, p, types, where, quick=quick)
         for norm in norms[:2]:
             yield _case(norm, "", small, types, f"{where}, tiny", quick=quick)
@@ -209,7 +214,7 @@ def _lists() -> Iterator[Case]:
         for dtype in (*DTYPES, "mixed", "tiny"):
             grads, where = _gradients(count, dtype), f"{dtype} {count} arrays"
             for operation in of("lists"):
-                for variant in operation.variants or [""]:
+                for variant in _variants(operation) or [""]:
                     name = f"{operation.name} {variant}".rstrip()
                     call = partial(_list, operation, variant, grads)
                     yield Case(f"{name} {where}", call, dtype in ("mixed", "tiny"))
@@ -225,7 +230,7 @@ def _gradients(count: int, dtype: str) -> list[np.ndarray[Any, Any]]:
 
 
 def _list(operation: Operation, variant: str, grads: Any, on: On) -> Any:
-    """What is written in place, or the results; of two that clip the gradients alone."""
+    """Return the arrays written in place, or the results; of two functions, those clipped alone."""
     given = operation.arguments(lambda *_: on(np.array(3.0)), variant=variant, lists=())
     given |= {label: list(map(on, grads)) for label in given.keys() & {*LISTS}}
     found = operation.function(**given)
@@ -267,6 +272,9 @@ def _pairs() -> Iterator[Case]:
             yield Case(f"accumulate_grads {into} += 0.3 * {addend}, compensated", call, quick=True)
             call = partial(_average_lists, lists)
             yield Case(f"ema_update {into} by {addend}", call, quick=True)
+            for name, update in (("adamw", _adamw_lists), ("sgd", _sgd_lists)):
+                call = partial(_update_lists, lists, update)
+                yield Case(f"{name}_update {into} by {addend}", call, quick=True)
             if len(kind.addends) == 1:  # 16 bits
                 call = partial(_accumulate_at_random, lists)
                 name = f"accumulate_grads {into} += 0.3 * {addend}, at random"
@@ -348,6 +356,25 @@ def _average_lists(lists: Any, on: On) -> Any:
     for decay in (0.999, on(np.array(0.3))):
         gradkit.ema_update(averages, params, decay)
     return averages
+
+
+def _update_lists(lists: Any, update: Any, on: On) -> Any:
+    """Two steps, the second by random bits if parameters have 16."""
+    params, grads = ([on(array) for array in arrays] for arrays in lists)
+    kept = [[on(np.zeros(array.shape, array.dtype)) for array in lists[0]] for _ in range(2)]
+    halves = {"rounding": "stochastic", "seed": 1} if lists[0][0].itemsize == 2 else {}
+    for step, how in ((1, {}), (on(np.array(1)), halves)):
+        update(params, grads, kept, step, lr=0.1, weight_decay=0.1, scale=0.3, **how)
+    return [*params, *(array for arrays in kept for array in arrays)]
+
+
+def _adamw_lists(params: Any, grads: Any, kept: Any, step: Any, **how: Any) -> None:
+    gradkit.adamw_update(params, grads, *kept, step, **how)
+
+
+def _sgd_lists(params: Any, grads: Any, kept: Any, _: Any, **how: Any) -> None:
+    gradkit.sgd_update(params, grads, kept[0], momentum=0.9, **how)
+    gradkit.sgd_update(kept[1], grads, lr=how["lr"])
 
 
 def _overwrite(pair: Any, on: On) -> Any:

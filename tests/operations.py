@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +50,7 @@ KINDS = {
     "state": Kind("float64", (3,)),
     "norm": NUMBER,
 }
-LISTS = ("grads", "params", "buffers", "averages", "new", "old")
+LISTS = ("grads", "params", "buffers", "averages", "new", "old", "moments", "variances", "momenta")
 POSITIVE = (
     "scale",
     "var",
@@ -58,6 +58,7 @@ POSITIVE = (
     "running_var",
     "state",
     "norm",
+    "variances",
 )
 _RECORDS = {record.__name__: record for record in Call.__subclasses__()}
 
@@ -94,7 +95,7 @@ class Operation:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What it gives, by the names in its record."""
+        """Names of its results in its record."""
         return self.record.result_names if self.record else ()
 
     @cached_property
@@ -112,7 +113,7 @@ class Operation:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Which of these may be ``None``."""
+        """Arrays that may be ``None``."""
         return tuple(name for name in self.arrays if name in ("scale", "bias"))
 
     @property
@@ -184,17 +185,22 @@ class Operation:
 
 def drawn(label: str, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
     """Random values, other ones for each name, that are right for the argument."""
+    return _drawn(label, shape, dtype).copy()
+
+
+@lru_cache(256)
+def _drawn(label: str, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
     host = draw_.values(shape, dtype, sum(map(ord, label)))
     return np.asarray(1 + np.abs(host)) if label in POSITIVE else host
 
 
 def on(put: Callable[[Any], Any], values: Make = drawn) -> Make:
-    """What makes an array of one's own of random values."""
+    """Return a maker of arrays of random values, of one's own library."""
     return lambda *spec: put(values(*spec))
 
 
 def leaves(found: Any) -> Iterator[Any]:
-    """What is in nested containers, in order."""
+    """Leaves of nested containers, in order."""
     if isinstance(found, Mapping):
         found = list(found.values())
     if isinstance(found, (list, tuple)):
@@ -206,6 +212,9 @@ def leaves(found: Any) -> Iterator[Any]:
 
 _SHIFT = "axis=-1, eps={}, scale_offset=0.0, out=None"
 _LAYER, _RMS = _SHIFT.format("1e-5"), _SHIFT.format("1e-6")
+_WEIGHTS = {"weights alone": {"wanted": ("dscale",)}}
+_PART = {"dx alone": {"wanted": ("dx",)}, **_WEIGHTS}
+_BIAS = {"bias alone": {"scale": None, "wanted": ("dbias", "dx")}}
 _PAST = {"with ds": {"ds": ..., "scale_offset": 0.5}}
 _RESIDUAL = {"with residual": {"scale_offset": 0.5}}
 _GATING = 'activation="silu", norm_before_gate=True'
@@ -218,9 +227,11 @@ _EPS = "*, channel_axis=1, eps=1e-5, out=None"
 _ORDERS = (1, 2, POWER, math.inf)
 _NORMED = {f"p={p}": {"norm_type": p} for p in _ORDERS}
 _BLOCKS = {f"p={p}": {"norm_type": p, "axis": 0 if p == 1 else -1, "rms": p != 2} for p in _ORDERS}
+_BLOCKS[f"by key, p={POWER}"] = {"norm_type": POWER, "blocks": lambda name, grad: grad.ndim}  # noqa: ARG005
 _CLIP = 'norm_type=2.0, *, eps=1e-6, nonfinite="propagate", out=None'
 _BLOCK = 'norm_type=2.0, *, axis=None, rms=False, eps=1e-6, nonfinite="propagate", out=None'
 _ADAPT = 'clipping=0.01, *, eps=1e-3, axis=None, nonfinite="propagate", out=None'
+_UPDATE = 'scale=1.0, verdict=None, rounding="nearest", seed=None'
 _KEPT = {"with compensation": {"compensation": ...}}
 
 OPERATIONS = {
@@ -236,20 +247,22 @@ OPERATIONS = {
             "layer_norm_grad(dy, x, scale, mean, inv_std, *, axis=-1, ds=None, scale_offset=0.0, "
             "out=None)",
             "rows",
-            variants=_PAST,
+            variants=_PAST | _PART | _BIAS,
         ),
         Operation(
             "layer_norm_inverse(y, scale, bias, mean, inv_std, *, axis=-1, out=None)", "rows"
         ),
         Operation(
-            "invertible_layer_norm_grad(dy, y, scale, bias, inv_std, *, axis=-1, out=None)", "rows"
+            "invertible_layer_norm_grad(dy, y, scale, bias, inv_std, *, axis=-1, out=None)",
+            "rows",
+            variants=_PART,
         ),
         Operation(f"rms_norm(x, scale=None, *, {_RMS})", "rows"),
         Operation(f"add_rms_norm(x, residual, scale=None, *, {_RMS})", "rows", variants=_RESIDUAL),
         Operation(
             "rms_norm_grad(dy, x, scale, inv_std, *, axis=-1, ds=None, scale_offset=0.0, out=None)",
             "rows",
-            variants=_PAST,
+            variants=_PAST | _PART,
         ),
         Operation(
             "invertible_rms_norm_grad(dy, y, scale, inv_std, *, axis=-1, ds=None, "
@@ -264,7 +277,7 @@ OPERATIONS = {
             f"gated_rms_norm_grad(dy, x, gate, scale, inv_std, *, {_GATING}, axis=-1, "
             "scale_offset=0.0, out=None)",
             "rows",
-            variants=_GATED,
+            variants=_GATED | _WEIGHTS,
         ),
         Operation(
             f"batch_norm(x, scale=None, bias=None, {_EPS})",
@@ -274,9 +287,14 @@ OPERATIONS = {
         Operation(
             "batch_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
             "channels",
+            variants=_PART | _BIAS,
         ),
         Operation(f"batch_norm_inference(x, scale, bias, mean, var, {_EPS})", "channels"),
-        Operation(f"batch_norm_inference_grad(dy, x, scale, mean, var, {_EPS})", "channels"),
+        Operation(
+            f"batch_norm_inference_grad(dy, x, scale, mean, var, {_EPS})",
+            "channels",
+            variants=_PART | _BIAS,
+        ),
         Operation(
             f"group_norm(x, num_groups, scale=None, bias=None, {_EPS})",
             "groups",
@@ -285,6 +303,7 @@ OPERATIONS = {
         Operation(
             "group_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
             "groups",
+            variants=_PART | _BIAS,
         ),
         Operation(
             'grad_norm(grads, norm_type=2.0, *, nonfinite="propagate", out=None)',
@@ -370,6 +389,23 @@ OPERATIONS = {
             lists=(((R, C), "data"), ((3,), "data")),
         ),
         Operation(
+            "adamw_update(params, grads, moments, variances, step, *, lr, betas=(0.9, 0.999), "
+            f"eps=1e-8, weight_decay=0.01, {_UPDATE})",
+            "updates",
+            writes="params",
+            numbers={"step": 3, "lr": 0.1},
+            lists=(((R, C), "data"), ((3,), "data")),
+        ),
+        Operation(
+            "sgd_update(params, grads, momenta=None, *, lr, momentum=0.0, nesterov=False, "
+            f"weight_decay=0.0, {_UPDATE})",
+            "updates",
+            writes="params",
+            numbers={"lr": 0.1},
+            lists=(((R, C), "data"), ((3,), "data")),
+            variants={"without momenta": {"momenta": None}},
+        ),
+        Operation(
             "clip_coefficient(norm, max_norm, *, eps=1e-6, out=None)",
             "numbers",
             numbers={"max_norm": 0.7},
@@ -433,7 +469,7 @@ def problem(name: str, *args: Any, **options: Any) -> Problem:
 
 
 def norm(backend: Any, p: Problem, name: str, **options: Any) -> tuple[Any, ...]:
-    """What a norm gives for a problem, from its input or, if it is invertible, its output."""
+    """Results of a norm for a problem, from its input or, if it is invertible, its output."""
     operation = OPERATIONS[name]
 
     def one(label: str, *_: Any) -> Any:
@@ -448,7 +484,7 @@ def norm(backend: Any, p: Problem, name: str, **options: Any) -> tuple[Any, ...]
 
 
 def check_norm(backend: Any, p: Problem, *names: str) -> None:
-    """What norms give, to the bounds of the suite."""
+    """Check the results of norms, to the bounds of the suite."""
     for name in names:
         found = norm(backend, p, name)
         if not name.endswith("grad"):

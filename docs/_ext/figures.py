@@ -1,10 +1,9 @@
-"""The style of the gallery's figures, shared by its scripts, and a check of their legends."""
+"""The style of the gallery's figures, shared by its scripts; their legends are checked."""
 
 import matplotlib as mpl
-import numpy as np
 from cycler import cycler
+from legends import under_legends
 from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 from sphinx_gallery.scrapers import matplotlib_scraper
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish.
@@ -28,24 +27,14 @@ def dress(gallery_conf, fname):
     )
 
 
+def arguments(gallery_conf, script_vars):
+    """Return the command line of a script: the GPT is trained for a few steps."""
+    return ["--steps", "40", "--plot"] if "gpt" in script_vars["src_file"] else []
+
+
 def scraper(block, block_vars, gallery_conf, **more):
     """Save the figures of a block; a legend over a line is an error."""
     for number in plt.get_fignums():
         if lines := under_legends(plt.figure(number)):
             raise ValueError(f"{block_vars['src_file']}: a legend lies over {', '.join(lines)}")
     return matplotlib_scraper(block, block_vars, gallery_conf, **more)
-
-
-def under_legends(figure: Figure) -> list[str]:
-    """Return the labels of the lines that a figure's legends cover."""
-    figure.canvas.draw()
-    found = []
-    for axes in figure.axes:
-        if legend := axes.get_legend():
-            box = legend.get_window_extent()
-            for line in axes.lines:
-                at = line.get_transform().transform(np.column_stack(line.get_data(orig=False)))
-                path = mpl.path.Path(at[np.isfinite(at).all(axis=1)])
-                if len(path) and path.intersects_bbox(box, filled=False):
-                    found.append(str(line.get_label()))
-    return found

@@ -27,7 +27,7 @@ from gradkit._calls.rows import RowOperations
 
 
 class Services(Protocol):
-    """What the public functions need from a backend besides operations."""
+    """Services that public functions need from a backend, besides operations."""
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """A new array whose contents are undefined."""
@@ -41,6 +41,9 @@ class Services(Protocol):
     def as_float64(self, value: Any) -> Array:
         """A number or an array as a float64 array of the backend."""
 
+    def taken(self, array: Array, places: Array) -> Array:
+        """A vector's elements at these places, which are a NumPy array of int64."""
+
     def address(self, array: Array) -> int:
         """The address of an array's first element."""
 
@@ -48,7 +51,7 @@ class Services(Protocol):
         """An array's values on the host: the only call that waits for a device."""
 
     def takes_memory(self, call: Any) -> bool:
-        """Whether calls of a plan like this one's, which was made, need no arrays.
+        """True if calls of a plan like this one's, which was made, need no arrays.
 
         On a device then addresses do, and on the host whatever compiled code can read.
         """
@@ -62,7 +65,7 @@ class NeedsArrays(Exception):  # noqa: N818 - no error: the call is made again
 
 
 class Backend(Services, ChannelOperations, ListOperations, RowOperations, Protocol):
-    """What computes on arrays of one kind, on one device."""
+    """A backend: computes on arrays of one kind, on one device."""
 
 
 def names_in(*contracts: type) -> tuple[str, ...]:
@@ -96,5 +99,5 @@ def runs(*operations: str) -> Callable[[Function], Function]:
 
 def operations_of(name: str) -> tuple[str, ...]:
     """The operations that a public function runs; none if it computes nothing."""
-    own = (name,) if name in OPERATIONS else ()
-    return _RUNS.get(name, own)
+    default = (name,) if name in OPERATIONS else ()
+    return _RUNS.get(name, default)

@@ -37,6 +37,7 @@ from gradkit._calls.roles import (
     SumDy,
     SumDyXhat,
     Var,
+    Wanted,
 )
 from gradkit._dtypes import BATCH_NORM_TYPES, LAYER_NORM_TYPES
 
@@ -45,7 +46,7 @@ _NEW = "compute on NumPy arrays, or call gradkit.jax.batch_norm, which returns n
 
 
 class ChannelOperations(Protocol):
-    """What a backend computes of norms over channels; each writes the results of its call."""
+    """Norms over channels of a backend: each function writes the results of its call."""
 
     def batch_norm(self, call: "BatchNorm") -> Engine:
         """``y = xhat * scale + bias`` and each channel's statistics; return the engine.
@@ -143,8 +144,9 @@ class BatchNormGrad(Call):
     inv_std: In[InvStd]
     channel_axis: ChannelAxis
     engine: EngineChoice
+    wanted: Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data] = result(may_be=("dy",))
+    dx: Out[Data | None] = result(may_be=("dy",))
     dscale: Out[Scale | None] = result(if_="scale")
     dbias: Out[Bias | None] = result(if_="scale")
 
@@ -190,8 +192,9 @@ class BatchNormInferenceGrad(Call):
     var: In[Var]
     channel_axis: ChannelAxis
     eps: Eps
+    wanted: Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data] = result(may_be=("dy",))
+    dx: Out[Data | None] = result(may_be=("dy",))
     dscale: Out[Scale | None] = result(if_="scale")
     dbias: Out[Bias | None] = result(if_="scale")
 
@@ -342,8 +345,9 @@ class GroupNormGrad(Call):
     mean: In[Mean]
     inv_std: In[InvStd]
     channel_axis: ChannelAxis
+    wanted: Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data] = result(may_be=("dy",))
+    dx: Out[Data | None] = result(may_be=("dy",))
     dscale: Out[Scale | None] = result(if_="scale")
     dbias: Out[Bias | None] = result(if_="scale")
 
@@ -364,6 +368,6 @@ def check_momentum(momentum: Any, running_mean: Any) -> None:
 
 
 def elements(data: Any, axis: int) -> int:
-    """How many elements each channel has."""
+    """Number of elements of each channel."""
     shape: Shape = data.shape
     return prod(shape[:axis]) * prod(shape[axis + 1 :])

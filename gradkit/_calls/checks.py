@@ -27,7 +27,7 @@ def real(value: Any, label: str) -> float:
 
 
 def _hint_at(value: Any) -> str:
-    """What to pass in place of an array, or of what JAX traces or exports memory otherwise."""
+    """Say what to pass in place of an array, a tracer of JAX or another object with memory."""
     if "jax" in sys.modules and isinstance(value, sys.modules["jax"].core.Tracer):
         return (
             ", which is being traced and has no value yet; pass a Python value, a constant of "
@@ -43,7 +43,7 @@ def _hint_at(value: Any) -> str:
 
 
 def _is_float(value: Any) -> bool:
-    """Whether a value is a scalar of one of ``FLOATS``, of which Python takes not all for real."""
+    """True if a value is a scalar of one of ``FLOATS``, of which Python takes not all for real."""
     return isinstance(value, np.generic) and float_name(value.dtype) is not None
 
 
@@ -67,9 +67,26 @@ def factor(value: Any) -> float | None:
     return None if value is None else finite(real(value, "scale"), "scale")
 
 
-def epsilon(value: Any) -> float:
+def size(value: Any, label: str) -> float:
     """A finite float that is at least 0."""
-    return finite(nonnegative(value, "eps"), "eps")
+    return finite(nonnegative(value, label), label)
+
+
+def epsilon(value: Any) -> float:
+    """A number that keeps a divisor from 0."""
+    return size(value, "eps")
+
+
+def betas(values: Any) -> tuple[float, float]:
+    """The decays of both moments of gradients."""
+    try:
+        first, second = values
+    except (TypeError, ValueError):
+        raise TypeError(f"betas must be a tuple of two numbers, not {values!r}") from None
+    pair = real(first, "betas"), real(second, "betas")
+    if not all(0 <= beta < 1 for beta in pair):
+        raise ValueError(f"betas must be at least 0 and below 1, not {values!r}")
+    return pair
 
 
 def signed_epsilon(value: Any, mode: Any) -> float:
@@ -86,13 +103,23 @@ def scale_offset(value: Any, scale: Any) -> float:
     return number
 
 
-def affine(scale: Any, bias: Any) -> None:
-    """Raise if there is a bias alone, whose gradient nothing would give."""
-    if scale is None and bias is not None:
-        raise ValueError(
-            "scale is None, but bias is not: its gradient comes with that of scale; pass ones too, "
-            "such as scale=np.ones_like(bias)"
-        )
+def wanted(value: Any, call: Any) -> tuple[str, ...] | None:
+    """Names of a call's results; ``None``: all that its arguments have."""
+    if value is None:
+        return None
+    names = type(call).result_names
+    if not isinstance(value, tuple):
+        example = f"({value!r},)" if value in names else f"({names[0]!r},)"
+        raise TypeError(f"wanted must be a tuple of names, such as {example}, not {value!r}")
+    unknown = [name for name in value if name not in names]
+    if unknown or not value:
+        said = f"has {unknown[0]!r}" if unknown else "is empty"
+        raise ValueError(f"wanted {said}; pass one or more of {', '.join(map(repr, names))}")
+    for name in value:
+        argument = name.removeprefix("d")
+        if argument in call.optional and getattr(call, argument) is None:
+            raise ValueError(f"wanted has {name!r}, but {argument} is None; leave one out")
+    return value
 
 
 def weight(momentum: Any) -> float:
@@ -135,7 +162,7 @@ def activation(value: Any) -> str:
 
 
 def is_flag(value: Any) -> bool:
-    """Whether a value is a plain bool (a NumPy bool scalar too)."""
+    """True if a value is a plain bool (a NumPy bool scalar too)."""
     return isinstance(value, (bool, np.bool_))
 
 
@@ -156,6 +183,14 @@ def integer(value: Any, label: str) -> int:
 def seed(value: Any, label: str) -> int:
     """An integer of 64 bits."""
     return _below(integer(value, label), label, 64)
+
+
+def step(value: Any, label: str) -> int:
+    """The number of a step."""
+    number = integer(value, label)
+    if number < 1:
+        raise ValueError(f"{label} must be at least 1, the first step's number, not {number}")
+    return _below(number, label, 63)
 
 
 def offset(value: Any, label: str) -> int:
@@ -200,7 +235,7 @@ def floating(array: Array, label: str) -> str:
 
 
 def _cast(dtype: np.dtype[Any], label: str) -> str:
-    """What to pass in place of an array of numbers of such a dtype, as NumPy writes it."""
+    """Say how to cast an array of a dtype that is refused."""
     if dtype.kind == "c":
         part = "np.float32" if dtype.itemsize == 8 else "np.float64"
         return f"; pass {label}.view({part}), its real and imaginary parts as elements"

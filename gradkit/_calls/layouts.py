@@ -1,4 +1,4 @@
-"""How the arrays of a call must fit together, by their roles."""
+"""Shapes and dtypes that the arrays of a call must have, by their roles."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,13 +6,13 @@ from typing import Any
 
 from gradkit._backend import FLOAT64, Shape, Spec
 from gradkit._calls import checks, roles
-from gradkit._calls.record import Call, Described, Plan
+from gradkit._calls.record import Call, Described, Plan, Result
 from gradkit._calls.samples import are_per_sample
 from gradkit._dtypes import DType, accumulation_name, check_combination, dtype_named
 
 
 class NormLayout:
-    """What layouts have in common; subclasses say which shapes go with the data's."""
+    """Base class of layouts; subclasses say which shapes go with the data's."""
 
     def __init__(self, data: str):
         self.data = data  # the name of the argument whose shape decides
@@ -56,15 +56,13 @@ class NormLayout:
                 setattr(call, name, check(getattr(call, name), call))
         self.check_axis(call)
         self.check_shapes(call)
-        checks.affine(getattr(call, "scale", None), getattr(call, "bias", None))
         kinds = self.kinds(call)
         specs = []
         for result in call.results:
-            absent = result.if_ is not None and getattr(call, result.if_) is None
-            spec = None if absent else Spec(result.name, *kinds[result.role])
-            given: Described | None = getattr(call, result.name)
-            if given is not None:
-                check_result(given, spec)
+            spec = Spec(result.name, *kinds[result.role]) if _has(call, result) else None
+            out: Described | None = getattr(call, result.name)
+            if out is not None:
+                check_result(out, spec)
             specs.append(spec)
         widened = tuple(a.label for a in _of(call, roles.WIDE) if a.dtype != FLOAT64)
         return Plan(tuple(specs), {name: getattr(call, name) for name in call.numbers}, widened)
@@ -84,14 +82,21 @@ class NormLayout:
         return _of(call, roles.STATISTICS)
 
 
-def check_result(given: Described, spec: Spec | None) -> None:
+def _has(call: Any, result: Result) -> bool:
+    """Return whether a result is wanted or, by default, whether its argument is there."""
+    if (wanted := getattr(call, "wanted", None)) is not None:
+        return result.name in wanted
+    return result.if_ is None or getattr(call, result.if_) is not None
+
+
+def check_result(out: Described, spec: Spec | None) -> None:
     """Raise unless a result fits into the caller's array."""
-    label = given.label
+    label = out.label
     if spec is None:
         raise ValueError(f"{label} must be None: this call has no such result")
-    checks.shape(given, spec.shape, label, f"the shape of {spec.name}")
-    if given.dtype != spec.dtype:
-        raise TypeError(f"{label} has dtype {given.dtype}; {spec.name} has dtype {spec.dtype}")
+    checks.shape(out, spec.shape, label, f"the shape of {spec.name}")
+    if out.dtype != spec.dtype:
+        raise TypeError(f"{label} has dtype {out.dtype}; {spec.name} has dtype {spec.dtype}")
 
 
 class RowLayout(NormLayout):
@@ -170,13 +175,13 @@ class ChannelLayout(NormLayout):
         return super().kinds(call) | totals
 
     def deciding(self, call: Any) -> list[Described]:
-        """Without any, the mean in ``out``, which may be 16-bit."""
+        """The statistics or, without any, the mean in ``out``, which may be 16-bit."""
         means = [result.name for result in call.results if result.role is roles.Mean]
-        known = super().deciding(call) or [getattr(call, name) for name in means]
-        return [array for array in known if array is not None]
+        statistics = super().deciding(call) or [getattr(call, name) for name in means]
+        return [array for array in statistics if array is not None]
 
     def order(self, data: Described) -> tuple[Shape, tuple[int, ...]] | None:
-        """That of the data: its axes as they lie there, and how to transpose them back."""
+        """The order of the data: its axes as they lie there, and how to transpose them back."""
         if 0 in data.shape:
             return None
         axes = range(data.ndim)
@@ -221,10 +226,10 @@ class GroupLayout(ChannelLayout):
     norm = "group norm"
 
     def check_axis(self, call: Any) -> None:
-        given = call.channel_axis
+        asked = call.channel_axis
         super().check_axis(call)
         if call.channel_axis == 0:
-            raise ValueError(f"channel_axis is {given}, the axis of the samples; pass another")
+            raise ValueError(f"channel_axis is {asked}, the axis of the samples; pass another")
         if "num_groups" in call.numbers:
             call.num_groups = groups = checks.integer(call.num_groups, "num_groups")
             ((channels,), _) = self.parameter(call)
@@ -255,15 +260,18 @@ class GroupLayout(ChannelLayout):
             checks.shape(other, first.shape, other.label, f"the shape of {first.label}")
 
 
-def _of(call: Call, wanted: frozenset[Any]) -> list[Described]:
+def _of(call: Call, accepted: frozenset[Any]) -> list[Described]:
     """The arguments that are present, of some roles."""
-    found = (getattr(call, name) for name, role, _ in call.arguments if role in wanted)
-    return [array for array in found if array is not None]
+    arrays = (getattr(call, name) for name, role, _ in call.arguments if role in accepted)
+    return [array for array in arrays if array is not None]
 
 
 def _types_of(call: Call, statistics: list[Described]) -> tuple[DType, DType, DType]:
     """(T, U, V) of a call, if its table has them; an absent U or V is what goes with the rest."""
     data, parameters = _of(call, roles.DATA), _of(call, roles.PARAMETERS)
+    if not parameters:  # the gradient of a bias alone has the dtype of the caller's array
+        outs = (getattr(call, each.name) for each in call.results if each.role in roles.PARAMETERS)
+        parameters = [out for out in outs if out is not None]
     kinds = data, statistics, parameters
     t = _common(data)
     assert t is not None  # there is always data

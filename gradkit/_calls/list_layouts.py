@@ -1,4 +1,4 @@
-"""How the arrays of a call fit together if they are numbers about gradients, or two to be added."""
+"""Layouts of calls whose arrays are numbers about gradients, or two that are added."""
 
 from itertools import product
 from typing import Any
@@ -27,11 +27,13 @@ class OfList:
                 setattr(call, name, check(getattr(call, name), call))
         specs = tuple(Spec("the norm", (), FLOAT64) for _ in call.result_names)
         for name, spec in zip(call.result_names, specs, strict=True):
-            if (given := getattr(call, name)) is not None:
-                check_result(given, spec)
+            if (out := getattr(call, name)) is not None:
+                check_result(out, spec)
         plan = Plan(specs, {name: getattr(call, name) for name in call.numbers})
         fields = ((getattr(call, name), value) for name, value in self.usual.items())
-        plan.by_name = any(type(own) is not type(value) or own != value for own, value in fields)
+        plan.by_name = any(
+            type(number) is not type(value) or number != value for number, value in fields
+        )
         return plan
 
 
@@ -43,12 +45,24 @@ class OfPairs(OfList):
         first, *others = [getattr(call, each.name) for each in call.lists]
         for each, other in zip(call.lists[1:], others, strict=True):
             pairs = 0 if other is None else first.pairs_with(other)
-            for k, (own, theirs) in enumerate(product(FLOATS, FLOATS)):
-                if pairs >> k & 1 and not call.fits(each.name, own, theirs):
+            for k, (first_dtype, other_dtype) in enumerate(product(FLOATS, FLOATS)):
+                if pairs >> k & 1 and not call.fits(each.name, first_dtype, other_dtype):
                     plan.by_name = True  # which says why
         for array in (getattr(call, each.name) for each in call.in_place):
             if array is not None and (array.shape, array.dtype) != ((), FLOAT64):
                 plan.by_name = True
+        return plan
+
+
+class OfUpdates(OfPairs):
+    """Parameters, gradients, and what an optimiser keeps: one dtype beside each of parameters'."""
+
+    def plan(self, call: Any) -> Plan:
+        plan = super().plan(call)
+        first, _, *states = [getattr(call, each.name) for each in call.lists]
+        pairs = {first.pairs_with(state) for state in states if state is not None}
+        several = any((of >> 4 * k & 15).bit_count() > 1 for of in pairs for k in range(4))
+        plan.by_name |= several or len(pairs) > 1
         return plan
 
 
@@ -74,7 +88,7 @@ class GuardStep(NormLayout):
             checks.floating(call.norm, "norm")
 
     def lead(self, call: Any) -> Shape:
-        """How many states there are, as a shape; one of them has none."""
+        """Return the shape of the states: their number, or () for one."""
         if self.data == "state":
             return tuple(call.state.shape[:1]) if call.state.ndim == 2 else ()
         return () if call.count is None else (call.count,)
@@ -116,13 +130,13 @@ class Addition(NormLayout):
                 f"grad has shape {grad.shape}, which does not broadcast to the buffer's "
                 f"{buffer.shape}"
             )
-        kept = getattr(call, "compensation", None)
-        if kept is not None:
-            if kept.dtype != buffer.dtype:
+        compensation = getattr(call, "compensation", None)
+        if compensation is not None:
+            if compensation.dtype != buffer.dtype:
                 raise TypeError(
-                    f"compensation has dtype {kept.dtype}; expected the buffer's {into}"
+                    f"compensation has dtype {compensation.dtype}; expected the buffer's {into}"
                 )
-            checks.shape(kept, buffer.shape, "compensation", "the shape of the buffer")
+            checks.shape(compensation, buffer.shape, "compensation", "the shape of the buffer")
 
     def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:  # noqa: ARG002
         return {}

@@ -1,4 +1,4 @@
-"""What backends compute on lists of gradients, and on the numbers that go with them.
+"""Operations on lists of gradients, and on the numbers that go with them.
 
 A record has what one backend needs for one step of a public function: arrays are the backend's own,
 numbers are checked, and results are there to be written. ``grads`` may be ``Views``, a table
@@ -19,9 +19,11 @@ from gradkit._calls.list_layouts import (
     LikeNorm,
     OfList,
     OfPairs,
+    OfUpdates,
 )
 from gradkit._calls.record import Call, Record, in_place, partners, result
 from gradkit._calls.roles import (
+    Beta,
     CastingRule,
     Checked,
     Data,
@@ -33,12 +35,15 @@ from gradkit._calls.roles import (
     Flags,
     FoundInf,
     Grads,
+    GradScale,
     GuardState,
     HostNumbers,
     In,
     InOut,
+    LearningRate,
     Limit,
     MaxNorm,
+    MomentumFactor,
     Norm,
     Number,
     Numbers,
@@ -49,10 +54,15 @@ from gradkit._calls.roles import (
     ScaleFactor,
     Seed,
     Seldom,
+    Step,
+    StepNumber,
+    StepTaken,
+    UpdateEps,
     Verdict,
+    WeightDecay,
     Written,
 )
-from gradkit._dtypes import FLOATS
+from gradkit._dtypes import FLOATS, accumulation_name
 
 
 @dataclass_transform(kw_only_default=True)
@@ -74,6 +84,9 @@ class GradNorm(ListCall):
     scale: Number = 1.0
     found_inf: Written[Flags | None] = None
 
+
+# What to do with parameters that cannot be written.
+_NEW_ARRAYS = "compute new ones, in JAX by gradkit.jax.{}"
 
 _POLICY = ("propagate", "raise", "zero")
 Policy: TypeAlias = Annotated[
@@ -138,7 +151,7 @@ class ClipByTotalNorm(Call):
 
 
 class NormParts(ListCall):
-    """What ``GradNorm`` adds up, before the root: for each norm a row (hi, lo, scale).
+    """The sums of ``GradNorm`` before the root: for each norm a row (hi, lo, scale).
 
     A row stands for ``(hi + lo) * scale^p``; for p = infinity ``hi`` is the norm. ``hi`` is
     finite if all elements are. ``parts`` are contiguous. ``copies``: each gradient's sum is
@@ -366,7 +379,7 @@ class AccumulateLists(Call):
     seed, offsets = None, ()
 
     def fits(self, name: str, buffer: str, other: str) -> bool:
-        """Whether dtypes go together."""
+        """Return whether dtypes go together."""
         if name == "compensation":
             return buffer == other
         return self.casting == "same_kind" or other in FLOATS[buffer].addends
@@ -536,15 +549,120 @@ class AverageLists(Call):
     layout = OfPairs(usual={})
 
     def fits(self, name: str, average: str, param: str) -> bool:  # noqa: ARG002
-        """Whether an average holds a parameter exactly."""
+        """Return whether an average holds a parameter exactly."""
         return param in FLOATS[average].addends
 
     def compute(self, backend: "ListOperations") -> None:
         backend.ema_update(self)  # type: ignore[arg-type]
 
 
+class AdamwUpdate(ListCall):
+    """If ``verdict``, one step of AdamW, in the accumulation dtype of each parameter.
+
+    With ``g = scale * grad``, ``m += (1 - beta1) * (g - m)``, ``v = beta2 * v + (1 - beta2) * g^2``
+    and ``param -= rate * m / (root * sqrt(v) + eps) + lr * weight_decay * param``, in which
+    ``rate = lr / (1 - beta1^step)`` and ``root = 1 / sqrt(1 - beta2^step)``.
+    ``gradkit/_numpy/updates.py`` has each operation in its order; all backends give its bits.
+
+    ``step`` is the step's number, or an int64 array that is counted up first. With a ``seed``,
+    16-bit parameters are rounded at random, as ``AccumulateGrads`` does; moments never are.
+    """
+
+    params: Written[Grads]
+    grads: Grads
+    moments: Written[Grads]
+    variances: Written[Grads]
+    step: Step
+    lr: Number
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    scale: Number
+    verdict: Flag
+    seed: Seed | None = None
+    offsets: Sequence[int] = ()
+
+
+class SgdUpdate(ListCall):
+    """If ``verdict``, one step of SGD, in the accumulation dtype of each parameter.
+
+    With ``d = scale * grad + weight_decay * param`` and ``m = momentum * m + d``, of which there
+    may be none, ``param -= lr * m``, or with ``nesterov`` ``param -= lr * (d + momentum * m)``.
+    Rounded as by ``AdamwUpdate``.
+    """
+
+    params: Written[Grads]
+    grads: Grads
+    momenta: Written[Grads | None]
+    lr: Number
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    scale: Number
+    verdict: Flag
+    seed: Seed | None = None
+    offsets: Sequence[int] = ()
+
+
+def goes_with_param(name: str, param: str, other: str) -> bool:
+    """Return whether a gradient's or a state's dtype goes with a parameter's."""
+    accepted = FLOATS[param].addends if name == "grads" else (param,)
+    return other in (*accepted, accumulation_name(param))
+
+
+class AdamwLists(Call):
+    """The fields of ``AdamwUpdate``, and options.
+
+    ``at_random``: rounding and seed, if it is not to nearest.
+    """
+
+    params: InOut[Grads] = in_place(_NEW_ARRAYS.format("adamw_update"))
+    grads: In[Grads] = partners(may_be=False)
+    moments: InOut[Grads] = partners(may_be=False, instead=_NEW_ARRAYS.format("adamw_update"))
+    variances: InOut[Grads] = partners(may_be=False, instead=_NEW_ARRAYS.format("adamw_update"))
+    step: StepNumber
+    lr: LearningRate
+    beta1: Beta
+    beta2: Beta
+    eps: UpdateEps
+    weight_decay: WeightDecay
+    scale: GradScale
+    verdict: StepTaken
+    at_random: Seldom
+
+    layout = OfUpdates(usual={})
+    seed, offsets = None, ()
+    fits = staticmethod(goes_with_param)
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.adamw_update(self)  # type: ignore[arg-type]
+
+
+class SgdLists(Call):
+    """The fields of ``SgdUpdate``, and options as in ``AdamwLists``."""
+
+    params: InOut[Grads] = in_place(_NEW_ARRAYS.format("sgd_update"))
+    grads: In[Grads] = partners(may_be=False)
+    momenta: InOut[Grads | None] = partners(may_be=False, instead=_NEW_ARRAYS.format("sgd_update"))
+    lr: LearningRate
+    momentum: MomentumFactor
+    nesterov: Annotated[Checked[bool], lambda value, _: checks.flag(value, "nesterov")]
+    weight_decay: WeightDecay
+    scale: GradScale
+    verdict: StepTaken
+    at_random: Seldom
+
+    layout = OfUpdates(usual={})
+    seed, offsets = None, ()
+    fits = staticmethod(goes_with_param)
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.sgd_update(self)  # type: ignore[arg-type]
+
+
 class ListOperations(Protocol):
-    """What a backend computes on lists: each function writes the results of its call."""
+    """A backend's functions on lists: each writes the results of its call."""
 
     def zero_grad(self, call: ZeroGrad) -> None:
         """Gradients of +0."""
@@ -553,7 +671,7 @@ class ListOperations(Protocol):
         """One norm of all gradients, or one per gradient."""
 
     def norm_parts(self, call: NormParts) -> None:
-        """What norms are made of."""
+        """Partial sums of norms."""
 
     def grad_stats(self, call: ListStats) -> None:
         """Statistics of each gradient."""
@@ -562,13 +680,13 @@ class ListOperations(Protocol):
         """Sums that are rounded nowhere, in host memory."""
 
     def rank_state(self, call: RankState) -> None:
-        """What one rank says of its gradients."""
+        """One rank's part of an exchange about its gradients."""
 
     def join_ranks(self, call: JoinRanks) -> None:
         """The norm of all ranks' gradients, and what clips them."""
 
     def clip_coefficient(self, call: ClipCoefficient) -> None:
-        """What a clip multiplies by."""
+        """The coefficient of a clip."""
 
     def clip_by_norm(self, call: ClipByNorm) -> None:
         """Gradients times the coefficient, which is computed in the same pass."""
@@ -598,10 +716,16 @@ class ListOperations(Protocol):
         """One step of a spike guard."""
 
     def step_verdict(self, call: StepVerdict) -> None:
-        """Whether a step is taken."""
+        """The verdict on a step."""
 
     def keep_if(self, call: KeepIf) -> None:
         """Copies, or nothing."""
 
     def ema_update(self, call: EmaUpdate) -> None:
         """Averages nearer to parameters."""
+
+    def adamw_update(self, call: AdamwUpdate) -> None:
+        """Parameters after a step of AdamW, and its moments."""
+
+    def sgd_update(self, call: SgdUpdate) -> None:
+        """Parameters after a step of SGD, and their momenta."""

@@ -54,6 +54,7 @@ Verdict = NewType("Verdict", _Array)  # 0-d, a bool
 Number: TypeAlias = float | Scalar
 Flag: TypeAlias = bool | _Array  # the array has one bool, which is read on its device
 Seed: TypeAlias = int | _Array  # the array has one integer of 64 bits, read on its device
+Step: TypeAlias = int | _Array  # the array has one int64 of the device's, which is counted up
 Written: TypeAlias = Annotated[Role, "written"]
 
 DATA = frozenset({Data})
@@ -79,7 +80,7 @@ class Checked(Field[Role]):
 
 
 class Passing(NamedTuple):
-    """A check of a number that no plan depends on, made in each call: of it and ``Opened``."""
+    """Check of a number that is not part of a plan's key; runs on every call."""
 
     check: Callable[[Any, Any], Any]
 
@@ -107,7 +108,7 @@ Limit: TypeAlias = Annotated[
     Checked[Number], Passing(lambda value, opened: opened.limit(value, "limit"))
 ]
 FoundInf: TypeAlias = Annotated[
-    Checked[Scalar | None], Passing(lambda value, opened: opened.found(value, "found_inf"))
+    Checked[Scalar | None], Passing(lambda value, opened: opened.indicator(value, "found_inf"))
 ]
 DoUpdate: TypeAlias = Annotated[
     Checked[Flag], Passing(lambda value, opened: value is True or opened.flag(value, "do_update"))
@@ -120,6 +121,7 @@ Activation: TypeAlias = Annotated[Checked[str], lambda value, _: checks.activati
 NormBeforeGate: TypeAlias = Annotated[
     Checked[bool], lambda value, _: checks.flag(value, "norm_before_gate")
 ]
+Wanted: TypeAlias = Annotated[Checked[tuple[str, ...] | None], checks.wanted]
 CastingRule: TypeAlias = Annotated[
     Checked[str], lambda value, _: checks.choice(value, "casting", ("safe", "same_kind"))
 ]
@@ -135,6 +137,27 @@ Decay: TypeAlias = Annotated[
     Checked[Number], Passing(lambda value, opened: opened.share(value, "decay"))
 ]
 Seldom: TypeAlias = Annotated[Checked[Any], Rare()]
+# Of an optimiser's step.
+StepNumber: TypeAlias = Annotated[
+    Checked[Step], Passing(lambda value, opened: opened.count(value, "step"))
+]
+LearningRate: TypeAlias = Annotated[
+    Checked[Number], Passing(lambda value, opened: opened.rate(value, "lr"))
+]
+Beta: TypeAlias = Annotated[Checked[float], Passing(lambda value, _: value)]
+UpdateEps: TypeAlias = Annotated[Checked[float], Passing(lambda value, _: checks.epsilon(value))]
+MomentumFactor: TypeAlias = Annotated[
+    Checked[float], Passing(lambda value, _: checks.size(value, "momentum"))
+]
+WeightDecay: TypeAlias = Annotated[
+    Checked[float], Passing(lambda value, _: checks.size(value, "weight_decay"))
+]
+GradScale: TypeAlias = Annotated[
+    Checked[Number], Passing(lambda value, opened: opened.number(value, "scale"))
+]
+StepTaken: TypeAlias = Annotated[
+    Checked[Flag], Passing(lambda value, opened: value is True or opened.flag(value, "verdict"))
+]
 
 
 class In(Field[Role]):

@@ -25,13 +25,14 @@ from gradkit._calls.roles import (
     Out,
     Scale,
     ScaleOffset,
+    Wanted,
 )
 from gradkit._calls.samples import lead_of, sample_count, samples_of
 from gradkit._dtypes import LAYER_NORM_TYPES
 
 
 class RowOperations(Protocol):
-    """What a backend computes of norms over rows: each function writes the results of its call."""
+    """Norms over rows of a backend: each function writes the results of its call."""
 
     def layer_norm(self, call: "LayerNorm") -> None:
         """``y = xhat * (scale + scale_offset) + bias``, and each row's statistics."""
@@ -120,8 +121,9 @@ class LayerNormGrad(Call):
     ds: In[Data | None]
     axis: Axis
     scale_offset: ScaleOffset
+    wanted: Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data] = result(may_be=("dy", "ds"))
+    dx: Out[Data | None] = result(may_be=("dy", "ds"))
     dscale: Out[Scale | None] = result(if_="scale")
     dbias: Out[Bias | None] = result(if_="scale")
 
@@ -163,8 +165,9 @@ class InvertibleLayerNormGrad(Call):
     bias: In[Bias | None]
     inv_std: In[InvStd]
     axis: Axis
+    wanted: Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data] = result(may_be=("dy",))
+    dx: Out[Data | None] = result(may_be=("dy",))
     dscale: Out[Scale | None] = result(if_="scale")
     dbias: Out[Bias | None] = result(if_="bias")
 
@@ -227,8 +230,9 @@ class RmsNormGrad(Call):
     ds: In[Data | None]
     axis: Axis
     scale_offset: ScaleOffset
+    wanted: Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data] = result(may_be=("dy", "ds"))
+    dx: Out[Data | None] = result(may_be=("dy", "ds"))
     dscale: Out[Scale | None] = result(if_="scale")
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
@@ -247,8 +251,9 @@ class InvertibleRmsNormGrad(Call):
     ds: In[Data | None]
     axis: Axis
     scale_offset: ScaleOffset
+    wanted: Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data] = result(may_be=("dy", "ds"))
+    dx: Out[Data | None] = result(may_be=("dy", "ds"))
     dscale: Out[Scale | None] = result(if_="scale")
 
     types, layout = LAYER_NORM_TYPES, RowLayout("y")
@@ -295,9 +300,10 @@ class GatedRmsNormGrad(Call):
     scale_offset: ScaleOffset
     activation: Activation
     norm_before_gate: NormBeforeGate
+    wanted: Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data] = result(may_be=("dy", "x"))
-    dgate: Out[Data] = result(may_be=("dy", "gate"))
+    dx: Out[Data | None] = result(may_be=("dy", "x"))
+    dgate: Out[Data | None] = result(may_be=("dy", "gate"))
     dscale: Out[Scale | None] = result(if_="scale")
 
     types, layout = LAYER_NORM_TYPES, RowLayout("x")

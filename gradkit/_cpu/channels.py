@@ -5,7 +5,7 @@ from typing import Any
 from gradkit import _numpy
 from gradkit._backend import Engine
 from gradkit._calls import channels as records
-from gradkit._calls.roles import BatchMean, Mean, RunningMean, Scale, SumDy
+from gradkit._calls.roles import BatchMean, Bias, Mean, RunningMean, Scale, SumDy
 from gradkit._cpu.compiled import channel_gradient, channel_norm, combine, move_running
 from gradkit._dtypes import float_of
 from gradkit._threads import workers
@@ -29,8 +29,8 @@ __all__ = [
 def _types_of(
     call: Any,
     mean: Mean | BatchMean | None,
-    scale: Scale | None,
-    result: Mean | BatchMean | Scale | SumDy | None = None,
+    parameter: Scale | Bias | None,
+    result: Mean | BatchMean | Scale | Bias | SumDy | None = None,
     running: RunningMean | None = None,
 ) -> int:
     """The numbers of the dtypes of x and of these as one; -1 if NumPy is to compute.
@@ -39,32 +39,46 @@ def _types_of(
     """
     types: int | None = call.plan.launcher
     if types is None:
-        arrays = call.x, mean, scale, result, running
+        arrays = call.x, mean, parameter, result, running
         codes = [0 if array is None else float_of(array.dtype).code for array in arrays]
         types = sum(code << 2 * k for k, code in enumerate(codes)) if call.x.size else -1
         call.plan.launcher = types
     return types
 
 
+def _parameter(call: Any) -> Scale | Bias | None:
+    """The array whose dtype the parameters of a forward pass have."""
+    parameter: Scale | Bias | None = call.bias if call.scale is None else call.scale
+    return parameter
+
+
+def _gradient_types(
+    call: records.BatchNormGrad | records.BatchNormInferenceGrad | records.GroupNormGrad,
+) -> int:
+    """The types of a gradient, whose sums have the dtype of a parameter."""
+    result = call.dbias if call.scale is None else call.scale
+    return _types_of(call, call.mean, call.scale, result)
+
+
 def batch_norm(call: records.BatchNorm) -> Engine:
     """Write ``y``, ``mean`` and ``inv_std``, and move running statistics; ``y`` may be ``x``."""
-    types = _types_of(call, None, call.scale, call.mean, call.running_mean)
+    types = _types_of(call, None, _parameter(call), call.mean, call.running_mean)
     if types < 0:
         return _numpy.batch_norm(call)
     numbers = types, workers(), call.channel_axis, 0, call.eps, call.momentum
-    given = call.x, call.scale, call.bias, None, None
+    inputs = call.x, call.scale, call.bias, None, None
     saved = call.y, call.mean, call.inv_std, call.var
-    channel_norm(*numbers + given + saved, call.running_mean, call.running_var)
+    channel_norm(*numbers + inputs + saved, call.running_mean, call.running_var)
     return "native"
 
 
 def batch_norm_inference(call: records.BatchNormInference) -> Engine:
     """Write ``y``, which may be ``x``."""
-    if (types := _types_of(call, call.mean, call.scale)) < 0:
+    if (types := _types_of(call, call.mean, _parameter(call))) < 0:
         return _numpy.batch_norm_inference(call)
     numbers = types, workers(), call.channel_axis, 0, call.eps, 0.0
-    given = call.x, call.scale, call.bias, call.mean, call.var
-    channel_norm(*numbers + given, call.y, None, None, None, None, None)
+    inputs = call.x, call.scale, call.bias, call.mean, call.var
+    channel_norm(*numbers + inputs, call.y, None, None, None, None, None)
     return "native"
 
 
@@ -84,54 +98,54 @@ def update_running_statistics(call: records.UpdateRunningStatistics) -> None:
     if (dtype := call.plan.launcher) is None:
         dtype = call.plan.launcher = float_of(call.running_mean.dtype).code
     numbers = dtype, float(call.count), call.momentum
-    given = call.running_mean, call.running_var, call.mean, call.var
-    move_running(*numbers + given, call.next_mean, call.next_var)
+    inputs = call.running_mean, call.running_var, call.mean, call.var
+    move_running(*numbers + inputs, call.next_mean, call.next_var)
 
 
 def combine_stats(call: records.CombineStats) -> None:
     """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
-    given = call.means, call.variances, call.counts
-    combine(*given, call.mean, call.var, call.total)
+    inputs = call.means, call.variances, call.counts
+    combine(*inputs, call.mean, call.var, call.total)
 
 
 def batch_norm_apply(call: records.BatchNormApply) -> None:
     """Write ``y``, ``saved_mean`` and ``inv_std``; ``y`` may be ``x``."""
-    if (types := _types_of(call, call.mean, call.scale, call.saved_mean)) < 0:
+    if (types := _types_of(call, call.mean, _parameter(call), call.saved_mean)) < 0:
         _numpy.batch_norm_apply(call)
         return
     numbers = types, workers(), call.channel_axis, 0, call.eps, 0.0
-    given = call.x, call.scale, call.bias, call.mean, call.var
-    channel_norm(*numbers + given, call.y, call.saved_mean, call.inv_std, None, None, None)
+    inputs = call.x, call.scale, call.bias, call.mean, call.var
+    channel_norm(*numbers + inputs, call.y, call.saved_mean, call.inv_std, None, None, None)
 
 
 def group_norm(call: records.GroupNorm) -> None:
     """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
-    if (types := _types_of(call, None, call.scale, call.mean)) < 0:
+    if (types := _types_of(call, None, _parameter(call), call.mean)) < 0:
         _numpy.group_norm(call)
         return
     numbers = types, workers(), call.channel_axis, call.num_groups, call.eps, 0.0
-    given = call.x, call.scale, call.bias, None, None
-    channel_norm(*numbers + given, call.y, call.mean, call.inv_std, None, None, None)
+    inputs = call.x, call.scale, call.bias, None, None
+    channel_norm(*numbers + inputs, call.y, call.mean, call.inv_std, None, None, None)
 
 
 def batch_norm_grad(call: records.BatchNormGrad) -> Engine:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
-    if (types := _types_of(call, call.mean, call.scale, call.scale)) < 0:
+    if (types := _gradient_types(call)) < 0:
         return _numpy.batch_norm_grad(call)
     numbers = types, workers(), call.channel_axis, 0, 0.0, 0.0
-    given = call.dy, call.x, call.scale, call.mean, call.inv_std, None, None, None
-    channel_gradient(*numbers + given, call.dx, call.dscale, call.dbias)
+    inputs = call.dy, call.x, call.scale, call.mean, call.inv_std, None, None, None
+    channel_gradient(*numbers + inputs, call.dx, call.dscale, call.dbias)
     return "native"
 
 
 def batch_norm_inference_grad(call: records.BatchNormInferenceGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
-    if (types := _types_of(call, call.mean, call.scale, call.scale)) < 0:
+    if (types := _gradient_types(call)) < 0:
         _numpy.batch_norm_inference_grad(call)
         return
     numbers = types, workers(), call.channel_axis, 0, call.eps, 0.0
-    given = call.dy, call.x, call.scale, call.mean, None, call.var, None, None
-    channel_gradient(*numbers + given, call.dx, call.dscale, call.dbias)
+    inputs = call.dy, call.x, call.scale, call.mean, None, call.var, None, None
+    channel_gradient(*numbers + inputs, call.dx, call.dscale, call.dbias)
 
 
 def batch_norm_grad_sums(call: records.BatchNormGradSums) -> None:
@@ -140,8 +154,8 @@ def batch_norm_grad_sums(call: records.BatchNormGradSums) -> None:
         _numpy.batch_norm_grad_sums(call)
         return
     numbers = types, workers(), call.channel_axis, 0, 0.0, 0.0
-    given = call.dy, call.x, None, call.mean, call.inv_std, None, None, None
-    channel_gradient(*numbers + given, None, call.sum_dy_xhat, call.sum_dy)
+    inputs = call.dy, call.x, None, call.mean, call.inv_std, None, None, None
+    channel_gradient(*numbers + inputs, None, call.sum_dy_xhat, call.sum_dy)
 
 
 def batch_norm_grad_apply(call: records.BatchNormGradApply) -> None:
@@ -150,16 +164,16 @@ def batch_norm_grad_apply(call: records.BatchNormGradApply) -> None:
         _numpy.batch_norm_grad_apply(call)
         return
     numbers = types, workers(), call.channel_axis, 0, 0.0, float(call.count)
-    given = call.dy, call.x, call.scale, call.mean, call.inv_std, None
+    inputs = call.dy, call.x, call.scale, call.mean, call.inv_std, None
     sums = call.sum_dy_xhat, call.sum_dy
-    channel_gradient(*numbers + given + sums, call.dx, None, None)
+    channel_gradient(*numbers + inputs + sums, call.dx, None, None)
 
 
 def group_norm_grad(call: records.GroupNormGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
-    if (types := _types_of(call, call.mean, call.scale, call.scale)) < 0:
+    if (types := _gradient_types(call)) < 0:
         _numpy.group_norm_grad(call)
         return
     numbers = types, workers(), call.channel_axis, call.mean.shape[1], 0.0, 0.0
-    given = call.dy, call.x, call.scale, call.mean, call.inv_std, None, None, None
-    channel_gradient(*numbers + given, call.dx, call.dscale, call.dbias)
+    inputs = call.dy, call.x, call.scale, call.mean, call.inv_std, None, None, None
+    channel_gradient(*numbers + inputs, call.dx, call.dscale, call.dbias)

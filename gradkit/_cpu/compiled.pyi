@@ -66,7 +66,7 @@ def gradient(
     mean: Mean | None,
     inv_std: InvStd,
     ds: Data | None,
-    dx: Data,
+    dx: Data | None,
     dscale: Scale | None,
     dbias: Bias | None,
     /,
@@ -110,8 +110,8 @@ def gated_gradient(
     gate: Data,
     scale: Scale | None,
     inv_std: InvStd,
-    dx: Data,
-    dgate: Data,
+    dx: Data | None,
+    dgate: Data | None,
     dscale: Scale | None,
     /,
 ) -> None: ...
@@ -232,6 +232,31 @@ def compensate(
 ) -> None: ...
 def average(
     averages: Sequence[Any], params: Sequence[Any], decay: float, threads: int, /
+) -> None: ...
+def adamw(
+    params: Sequence[Any],
+    grads: Sequence[Any],
+    moments: Sequence[Any],
+    variances: Sequence[Any],
+    numbers: np.ndarray[Any, Any],
+    threads: int,
+    key: int,
+    offsets: Sequence[int] | None,
+    /,
+) -> None: ...
+def sgd(
+    params: Sequence[Any],
+    grads: Sequence[Any],
+    momenta: Sequence[Any] | None,
+    lr: float,
+    scale: float,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+    threads: int,
+    key: int,
+    offsets: Sequence[int] | None,
+    /,
 ) -> None: ...
 def accumulate_at_random(
     buffers: Sequence[Any],

@@ -1,16 +1,21 @@
 """Norms, clipping and accumulation of lists, compiled. Lists of arrays are lists of NumPy's."""
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 import gradkit._cpu.compiled as compiled
 from gradkit._calls import lists as records
+from gradkit._calls.roles import Grads, Seed
 from gradkit._numpy.at_random import key_of
 from gradkit._numpy.block_clipping import unit_factors
 from gradkit._numpy.interrupts import Uninterrupted
 from gradkit._numpy.list_norms import coefficient
 from gradkit._numpy.lists import head_of
+from gradkit._numpy.updates import adamw_numbers, count, next_step
 from gradkit._numpy.writes import whole
 from gradkit._threads import workers
 
@@ -18,6 +23,7 @@ __all__ = [
     "accumulate_grad",
     "accumulate_grad_v2",
     "accumulate_grads",
+    "adamw_update",
     "clip_by_norm",
     "clip_grad_value",
     "clip_units",
@@ -28,6 +34,7 @@ __all__ = [
     "norm_parts",
     "rank_state",
     "scale_grads",
+    "sgd_update",
     "spike_guard_update",
     "unit_norms",
     "zero_grad",
@@ -68,13 +75,13 @@ def rank_state(call: records.RankState) -> None:
 
 def clip_by_norm(call: records.ClipByNorm) -> None:
     """``outs = grads * (scale * coefficient)``, or zeros if the norm is not finite."""
-    norm, by = float(call.norm), float(call.scale)  # of which the second is: the host read it
+    norm, by = float(call.norm), float(call.scale)  # the host has read the scale
     if call.zero_nonfinite and not math.isfinite(norm):
         compiled.zero(call.outs, workers())
         return
-    found = coefficient(norm, float(call.max_norm), call.eps)
+    limited = coefficient(norm, float(call.max_norm), call.eps)
     # If the norm is infinite, finite gradients become 0, though the scale is what made it so.
-    factor = found * by if found else found
+    factor = limited * by if limited else limited
     if factor != 1 or call.outs is not call.grads:
         compiled.scale(call.grads, call.outs, factor, workers())
 
@@ -132,7 +139,8 @@ def accumulate_grads(call: records.AccumulateGrads) -> None:
     if call.do_update and call.compensation is not None:
         compiled.compensate(call.buffers, call.grads, call.compensation, *numbers)
     elif call.do_update:
-        _at_random(call, numbers)
+        with _rounded(call.buffers, call.seed, call.offsets) as (buffers, *counters):
+            compiled.accumulate_at_random(buffers, call.grads, *numbers, *counters)
     if call.norm is not None:
         compiled.norms(call.buffers, 2.0, 1.0, False, workers(), call.norm, None)
 
@@ -174,12 +182,40 @@ def spike_guard_update(call: records.SpikeGuardUpdate) -> None:
     call.next_state[...], call.max_norm[...] = states, limits.reshape(call.max_norm.shape)
 
 
-def _at_random(call: records.AccumulateGrads, numbers: tuple[float, bool, int]) -> None:
-    """Round by random bits; compiled loops count elements in the order of a buffer's memory."""
-    own = [b if b.flags.c_contiguous else b.copy(order="C") for b in call.buffers]
-    seeded = key_of(call.seed), call.offsets
+def adamw_update(call: records.AdamwUpdate) -> None:
+    """If ``verdict``, parameters after a step of AdamW, and its moments."""
+    if not call.verdict:
+        return
+    number = next_step(call.step)
+    numbers = np.array(adamw_numbers(call, number))
+    lists = call.grads, call.moments, call.variances
+    with _rounded(call.params, call.seed, call.offsets) as (params, *counters):
+        compiled.adamw(params, *lists, numbers, workers(), *counters)
+        count(call.step, number)
+
+
+def sgd_update(call: records.SgdUpdate) -> None:
+    """If ``verdict``, parameters after a step of SGD, and their momenta."""
+    if not call.verdict:
+        return
+    numbers = float(call.lr), float(call.scale), call.momentum, call.weight_decay, call.nesterov
+    with _rounded(call.params, call.seed, call.offsets) as (params, *counters):
+        compiled.sgd(params, call.grads, call.momenta, *numbers, workers(), *counters)
+
+
+@contextmanager
+def _rounded(arrays: Grads, seed: Seed | None, offsets: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+    """The arrays to write, and the seed of random rounding, if any.
+
+    Compiled loops count elements in the order of memory, which then must be that of an array.
+    """
+    if seed is None:
+        with Uninterrupted():
+            yield arrays, 0, None
+        return
+    contiguous = [a if a.flags.c_contiguous else a.copy(order="C") for a in arrays]
     with whole():
-        compiled.accumulate_at_random(own, call.grads, *numbers, *seeded)
-        for buffer, written in zip(call.buffers, own, strict=True):
-            if written is not buffer:
-                buffer[...] = written
+        yield contiguous, key_of(seed), offsets
+        for array, written in zip(arrays, contiguous, strict=True):
+            if written is not array:
+                array[...] = written

@@ -30,7 +30,7 @@ def types_of(call: Any, data: Any) -> int:
     """
     types: int | None = call.plan.launcher
     if types is None:
-        present = (call.scale, getattr(call, "bias", None), data)
+        present = (call.scale, getattr(call, "bias", None), getattr(call, "dbias", None), data)
         parameter = next(array for array in present if array is not None)
         both = 4 * float_of(data.dtype).code + float_of(parameter.dtype).code
         types = both if data.size else -1
@@ -93,8 +93,8 @@ def layer_norm_grad(call: records.LayerNormGrad) -> None:
         _numpy.layer_norm_grad(call)
         return
     numbers = types, workers(), call.axis, False, True, call.scale_offset
-    given = call.dy, call.x, call.scale, None, call.mean, call.inv_std, call.ds
-    gradient(*numbers + given, call.dx, call.dscale, call.dbias)
+    inputs = call.dy, call.x, call.scale, None, call.mean, call.inv_std, call.ds
+    gradient(*numbers + inputs, call.dx, call.dscale, call.dbias)
 
 
 @by_sample()
@@ -104,8 +104,8 @@ def rms_norm_grad(call: records.RmsNormGrad) -> None:
         _numpy.rms_norm_grad(call)
         return
     numbers = types, workers(), call.axis, False, False, call.scale_offset
-    given = call.dy, call.x, call.scale, None, None, call.inv_std, call.ds
-    gradient(*numbers + given, call.dx, call.dscale, None)
+    inputs = call.dy, call.x, call.scale, None, None, call.inv_std, call.ds
+    gradient(*numbers + inputs, call.dx, call.dscale, None)
 
 
 def invertible_layer_norm_grad(call: records.InvertibleLayerNormGrad) -> None:
@@ -114,8 +114,8 @@ def invertible_layer_norm_grad(call: records.InvertibleLayerNormGrad) -> None:
         _numpy.invertible_layer_norm_grad(call)
         return
     numbers = types, workers(), call.axis, True, True, 0.0
-    given = call.dy, call.y, call.scale, call.bias, None, call.inv_std, None
-    gradient(*numbers + given, call.dx, call.dscale, call.dbias)
+    inputs = call.dy, call.y, call.scale, call.bias, None, call.inv_std, None
+    gradient(*numbers + inputs, call.dx, call.dscale, call.dbias)
 
 
 def invertible_rms_norm_grad(call: records.InvertibleRmsNormGrad) -> None:
@@ -124,8 +124,8 @@ def invertible_rms_norm_grad(call: records.InvertibleRmsNormGrad) -> None:
         _numpy.invertible_rms_norm_grad(call)
         return
     numbers = types, workers(), call.axis, True, False, call.scale_offset
-    given = call.dy, call.y, call.scale, None, None, call.inv_std, call.ds
-    gradient(*numbers + given, call.dx, call.dscale, None)
+    inputs = call.dy, call.y, call.scale, None, None, call.inv_std, call.ds
+    gradient(*numbers + inputs, call.dx, call.dscale, None)
 
 
 def layer_norm_inverse(call: records.LayerNormInverse) -> None:
@@ -133,5 +133,5 @@ def layer_norm_inverse(call: records.LayerNormInverse) -> None:
     if (types := types_of(call, call.y)) < 0:
         _numpy.layer_norm_inverse(call)
         return
-    given = call.y, call.scale, call.bias, call.mean, call.inv_std
-    inverse(types, workers(), call.axis, *given, call.x)
+    inputs = call.y, call.scale, call.bias, call.mean, call.inv_std
+    inverse(types, workers(), call.axis, *inputs, call.x)

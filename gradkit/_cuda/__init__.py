@@ -15,7 +15,7 @@ from gradkit._cuda.channels import ChannelNorms
 from gradkit._cuda.cudnn.batch_normalization import Ready
 from gradkit._cuda.cudnn.engines import may_be_cudnns
 from gradkit._cuda.gated_norm import GatedNorms
-from gradkit._cuda.launch.buffers import address_of, as_known, on_device
+from gradkit._cuda.launch.buffers import address_of, as_known, on_device, upload
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured
 from gradkit._cuda.launch.warmup import compile_all
 from gradkit._cuda.lists import Lists
@@ -36,11 +36,11 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
     def outputs(self, specs: Iterable[Spec | None]) -> list[Array | None]:
         """New arrays as these specs say; it is asked once whether a call is captured."""
         empty = self.device.empty
-        made = []
+        arrays = []
         for spec in specs:
             new = spec and (spec.allocate(empty) if spec.order else empty(spec.shape, spec.dtype))
-            made.append(new)
-        return keep_if_captured(self.device, made)
+            arrays.append(new)
+        return keep_if_captured(self.device, arrays)
 
     def scalar(self, value: Any) -> Array:
         """A NumPy scalar as a 0-d array on the device, written by a kernel, without an upload."""
@@ -51,15 +51,20 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
         if type(value) is np.ndarray:
             return on_device(self.device, value)
         xp = self.device.xp
-        known = as_known(value) if isinstance(value, xp.ndarray) else value
-        return keep_if_captured(self.device, xp.asarray(known, "float64"))
+        readable = as_known(value) if isinstance(value, xp.ndarray) else value
+        return keep_if_captured(self.device, xp.asarray(readable, "float64"))
+
+    def taken(self, array: Array, places: Array) -> Array:
+        """A vector's elements at these places, gathered on the device."""
+        index = upload(self.device, places).view(places.dtype)
+        return keep_if_captured(self.device, array[keep_if_captured(self.device, index)])
 
     def address(self, array: Array) -> int:
         """The address of an array's first element."""
         return address_of(array)
 
     def takes_memory(self, call: Any) -> bool:
-        """Whether kernels are launched on the call's arrays as they are, which are aligned then."""
+        """True if kernels are launched on the call's arrays as they are, which are aligned then."""
         if call.plan.widened:
             return False
         if isinstance(call, (AccumulateGrad, AccumulateGradV2)):

@@ -49,11 +49,13 @@ normalize = Named[Data, Scale | None, Bias | None, Exact, Data]("normalize")
 # batch_norm_grad.cu
 sum_channels = Named[Data, Data, Mean, InvStd, Partials]("sum_channels")
 finish_channels = Named[Partials, Scale | None, Bias | None, Means]("finish_channels")
-apply_channels = Named[Data, Data, Scale | None, Mean, InvStd, Means, Data]("apply_channels")
+apply_channels = Named[Data, Data, Scale | None, Mean, InvStd, Means, Data | None]("apply_channels")
 # batch_norm_inference.cu
 infer = Named[Data, Scale | None, Bias | None, Mean, Var, Data]("infer")
 # batch_norm_inference_grad.cu
-infer_gradient = Named[Data, Data, Scale | None, Mean, Var, Data, Partials | None]("infer_gradient")
+infer_gradient = Named[Data, Data, Scale | None, Mean, Var, Data | None, Partials | None](
+    "infer_gradient"
+)
 finish_parameters = Named[Partials, Scale | None, Bias | None]("finish_parameters")
 # batch_norm_steps.cu
 finish_stats = Named[Partials, Centre, BatchMean, BatchVar]("finish_stats")
@@ -87,10 +89,10 @@ held_group_norm = Named[Data, Scale | None, Bias | None, Data, Mean, InvStd]("he
 sum_group_gradient = Named[Data, Data, Mean, InvStd, Partials]("sum_group_gradient")
 finish_group_means = Named[Partials, Scale | None, Means]("finish_group_means")
 finish_group_parameters = Named[Partials, Scale | None, Bias | None]("finish_group_parameters")
-apply_group_gradient = Named[Data, Data, Scale | None, Mean, InvStd, Means, Data](
+apply_group_gradient = Named[Data, Data, Scale | None, Mean, InvStd, Means, Data | None](
     "apply_group_gradient"
 )
 # group_norm_grad_held.cu
-held_group_gradient = Named[Data, Data, Scale | None, Mean, InvStd, Partials | None, Data](
+held_group_gradient = Named[Data, Data, Scale | None, Mean, InvStd, Partials | None, Data | None](
     "held_group_gradient"
 )

@@ -1,10 +1,10 @@
-"""How norms over channels are launched: what shapes, strides and dtypes decide, once a plan."""
+"""Launches of norms over channels, which shapes, strides and dtypes decide once a plan."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ _HELD = {  # of each file's kernels: blocks in waves of as many as the device ho
 }
 _FLOAT64 = np.dtype(np.float64)
 
+Role = TypeVar("Role")
 _Arrays: TypeAlias = Sequence[Array | None]
 
 
@@ -83,13 +84,13 @@ class Columns:
 
     @property
     def last(self) -> bool:
-        """Whether the channels are last."""
+        """True if the channels are last."""
         return self.layout == _LAST
 
-    def view(self, array: Data) -> Data:
-        """The array with its axes in this order."""
+    def view(self, array: Role) -> Role:
+        """The array with its axes in this order; an absent one is none."""
         view: Any = array
-        if type(view) is not Address:
+        if view is not None and type(view) is not Address:
             view = view.transpose(self.order)
         return view
 
@@ -115,7 +116,7 @@ def _order(x: Array, axis: int, first: tuple[int, ...], run: int) -> tuple[tuple
 
 
 def _gapless(x: Array, order: tuple[int, ...]) -> bool:
-    """Whether an array has no gaps and its axes in this order."""
+    """True if an array has no gaps and its axes in this order."""
     if 0 in x.shape:
         return True
     step = x.itemsize
@@ -185,7 +186,7 @@ class Launches:
 
     @property
     def statistics(self) -> int:
-        """How many means there are."""
+        """Number of means."""
         raise NotImplementedError
 
     def usable(self, inputs: Inputs, outs: Outs) -> tuple[Inputs, Outs]:
@@ -200,7 +201,7 @@ class Launches:
         return usable(self.device, inputs, outs, self._width)
 
     def _width(self, array: Array | None) -> int:
-        """How many elements of an array one access moves: vectors have one a channel."""
+        """Elements of an array that one access moves: one a channel of a vector."""
         return self.columns.vector if array is not None and array.ndim > 1 else 1
 
     @cached_property
@@ -265,7 +266,7 @@ class Launches:
 
 
 class BatchLaunches(Launches):
-    """Those of a batch norm."""
+    """Launches of a batch norm."""
 
     @property
     def statistics(self) -> int:
@@ -312,7 +313,7 @@ class BatchLaunches(Launches):
 
 
 class GroupLaunches(Launches):
-    """Those of a group norm."""
+    """Launches of a group norm."""
 
     @cached_property
     def statistics(self) -> int:
@@ -321,7 +322,7 @@ class GroupLaunches(Launches):
 
     @cached_property
     def shares(self) -> np.int64:
-        """How many partial sums each column has."""
+        """Number of partial sums of each column."""
         return np.int64(self.grid[1])
 
     def over_groups(
@@ -337,5 +338,5 @@ class GroupLaunches(Launches):
 
 
 def _steps_macros(of: Macros) -> Macros:
-    """The macros of the kernels of steps that go with those of these macros."""
+    """Macros of the step kernels that match these."""
     return {"ACC_T": accumulation_name(str(of["DATA_T"])), "STAT_T": of["STAT_T"]}

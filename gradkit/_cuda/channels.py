@@ -35,7 +35,7 @@ from gradkit._cuda.launch.buffers import copy_back, fill, usable
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import Launch, kernel, types_of
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._dtypes import Types, accumulation_name, float_name
+from gradkit._dtypes import Types, accumulation_name, dtype_named, float_name
 from gradkit.errors import BackendUnavailableError
 
 _Running: TypeAlias = tuple[RunningMean, RunningVar]
@@ -79,7 +79,7 @@ class ChannelNorms(OnDevice):
         return self._by(by_cudnn.batch_norm_grad, self._batch_norm_grad, call)
 
     def _batch_norm_grad(self, call: records.BatchNormGrad) -> None:
-        work = self._batch("batch_norm_grad", call, call.mean, call.scale)
+        work = self._batch("batch_norm_grad", call, call.mean, call.scale, call.dbias)
         view = work.columns.view
         inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
         outs = view(call.dx), call.dscale, call.dbias
@@ -89,7 +89,8 @@ class ChannelNorms(OnDevice):
         means: Means = work.scratch(2, work.accumulator)
         work.over_columns(kernels.sum_channels, dy, x, mean, inv_std, partials)
         work.finish(kernels.finish_channels, partials, dscale, dbias, means)
-        work.over_columns(kernels.apply_channels, dy, x, scale, mean, inv_std, means, dx)
+        if call.dx is not None:
+            work.over_columns(kernels.apply_channels, dy, x, scale, mean, inv_std, means, dx)
         work.deliver(outs, written)
 
     def batch_norm_inference(self, call: records.BatchNormInference) -> Engine:
@@ -108,13 +109,16 @@ class ChannelNorms(OnDevice):
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``. cuDNN has none."""
         if call.plan.launcher is None and not call.x.shape[call.channel_axis]:
             return
-        work = self._batch("batch_norm_inference_grad", call, call.mean, call.scale)
+        work = self._batch("batch_norm_inference_grad", call, call.mean, call.scale, call.dbias)
         view = work.columns.view
         inputs = view(call.dy), view(call.x), call.scale, call.mean, call.var
-        outs = view(call.dx), call.dscale, call.dbias
+        own: Any = view(call.dx)
+        if own is None:
+            own = scratch(self.device, work.columns.extent, dtype_named(str(work.macros["DATA_T"])))
+        outs = own, call.dscale, call.dbias
         read, written = work.usable(inputs, outs)
         dx, dscale, dbias = written
-        partials = None if call.scale is None else work.partials()
+        partials = work.partials() if _has_sums(call) else None
         eps = (np.float64(call.eps),)
         work.over_columns(kernels.infer_gradient, *read, dx, partials, last=eps)
         if partials is not None:
@@ -216,15 +220,16 @@ class ChannelNorms(OnDevice):
             self._clear(call.dscale)
             self._clear(call.dbias)
             return
-        work = self._groups(HeldGradient, "group_norm_grad", call, call.scale)
+        work = self._groups(HeldGradient, "group_norm_grad", call, call.scale, call.dbias)
         view = work.columns.view
         outs: Outs = view(call.dx), call.dscale, call.dbias
         inputs: Inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
         read, written = work.usable(inputs, outs)
+        has_dx, has_sums = call.dx is not None, _has_sums(call)
         if isinstance(work, HeldGradient):
-            work.write(read, written)
+            work.write(read, written, has_sums=has_sums)
         else:
-            _write_group_gradient(work, read, written)
+            _write_group_gradient(work, read, written, has_dx=has_dx, has_sums=has_sums)
         work.deliver(outs, written)
 
     def _clear(self, gradient: Parameter | None) -> None:
@@ -314,18 +319,26 @@ def _write_group_norm(work: GroupLaunches, inputs: NormInputs, outs: NormOuts, e
     work.over_columns(kernels.normalize_groups, x, scale, bias, exact, y)
 
 
-def _write_group_gradient(work: GroupLaunches, inputs: Inputs, outs: Outs) -> None:
+def _has_sums(call: records.BatchNormInferenceGrad | records.GroupNormGrad) -> bool:
+    """Return whether a gradient of a parameter is wanted."""
+    return call.dscale is not None or call.dbias is not None
+
+
+def _write_group_gradient(
+    work: GroupLaunches, inputs: Inputs, outs: Outs, *, has_dx: bool, has_sums: bool
+) -> None:
     """Write the gradient of groups of any size, of which dy and x are read twice."""
     (dy, x, scale, mean, inv_std), (dx, dscale, dbias) = inputs, outs
     partials = work.partials()
-    means: Means = work.scratch(2, work.accumulator)
     work.over_columns(kernels.sum_group_gradient, dy, x, mean, inv_std, partials)
-    work.over_groups(kernels.finish_group_means, partials, scale, means)
-    if dscale is not None:  # and dbias with it
+    if has_sums:
         counts = work.shares, *work.extent[:2]
         sums = partials, dscale, dbias
         work.over_channels(kernels.finish_group_parameters, *sums, last=counts)
-    work.over_columns(kernels.apply_group_gradient, dy, x, scale, mean, inv_std, means, dx)
+    if has_dx:
+        means: Means = work.scratch(2, work.accumulator)
+        work.over_groups(kernels.finish_group_means, partials, scale, means)
+        work.over_columns(kernels.apply_group_gradient, dy, x, scale, mean, inv_std, means, dx)
 
 
 def _move(

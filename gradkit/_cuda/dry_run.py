@@ -1,4 +1,4 @@
-"""Which kernels operations ask for: calls of each kind, on a device that launches nothing.
+"""Kernels that operations ask for: calls of each kind, on a device that launches nothing.
 
 Every record that a backend computes is filled in by the names of its fields. Arrays are of every
 shape, layout and dtype that decides which kernel is asked for, and of memory that nobody reads.
@@ -25,9 +25,10 @@ from gradkit._calls.lists import (
     AccumulateGrads,
     ExactSums,
     GradNorm,
+    goes_with_param,
 )
 from gradkit._calls.record import Plan, Record
-from gradkit._cuda.launch.buffers import address_of
+from gradkit._cuda.launch.buffers import VECTOR_BYTES, address_of
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, asked_of
 from gradkit._dtypes import BATCH_NORM_TYPES, FLOATS, Types, accumulation_name, dtype_named
@@ -162,6 +163,8 @@ def _fields_of(kind: type[Record], dtypes: Set[str]) -> Fields:
         return _pairs(dtypes)
     if "averages" in kind.fields:
         return _averages(dtypes)
+    if "verdict" in kind.fields and "params" in kind.fields:
+        return _updates(kind, dtypes)
     return _sums(dtypes) if "buffers" in kind.fields else _lists(kind, dtypes)
 
 
@@ -174,9 +177,9 @@ def _fitting(kind: Any, dtypes: Set[str]) -> Iterator[Types]:
 
     An absent scale or bias counts as an array of the statistics' dtype.
     """
-    known = _statistics(dtypes)
+    statistics = _statistics(dtypes)
     for t, u, v in getattr(kind, "types", BATCH_NORM_TYPES):
-        if t in dtypes and u in known and v in {*dtypes, u}:
+        if t in dtypes and u in statistics and v in {*dtypes, u}:
             yield t, u, v
 
 
@@ -189,15 +192,20 @@ def _rows(kind: type[Record], dtypes: Set[str]) -> Fields:
     """Data without gaps between rows, with gaps, and between packs; and another gradient."""
     for (t, u, v), width in product(_fitting(kind, dtypes), _WIDTHS):
         whole, *apart = (_empty((2, width + gap), t)[:, :width] for gap in (0, width, 1))
-        known = dict.fromkeys(("scale", "bias", "dscale", "dbias"), _empty((width,), v))
-        known |= dict.fromkeys(("mean", "inv_std"), _empty((2,), u))
-        known |= {"axis": 1, "eps": 0.0, "scale_offset": 0.0}
-        known |= {"activation": "silu", "norm_before_gate": True}
+        fields = dict.fromkeys(("scale", "bias", "dscale", "dbias"), _empty((width,), v))
+        fields |= dict.fromkeys(("mean", "inv_std"), _empty((2,), u))
+        fields |= {"axis": 1, "eps": 0.0, "scale_offset": 0.0}
+        fields |= {"activation": "silu", "norm_before_gate": True}
         further = "ds" in kind.fields
         for x in (whole, *apart):
             data = dict.fromkeys(("dy", "x", "y", "s", "dx", "residual", "gate", "dgate"), x)
             for ds in (None, x) if further else (None,):
-                yield known | data | {"ds": ds}
+                yield fields | data | {"ds": ds}
+            if "norm_before_gate" in kind.fields:
+                yield fields | data | {"norm_before_gate": False}
+        if "scale_offset" in kind.fields and width * whole.itemsize % VECTOR_BYTES == 0:
+            data = dict.fromkeys(data, whole)
+            yield fields | data | {"ds": None, "scale_offset": 1.0}
 
 
 def _channels(kind: Any, dtypes: Set[str]) -> Fields:
@@ -207,17 +215,17 @@ def _channels(kind: Any, dtypes: Set[str]) -> Fields:
     images = _IMAGES + _HELD * of_groups
     for (t, u, v), shape, name in product(_fitting(kind, dtypes), images, moved):
         channels = shape[1:2]
-        known = dict.fromkeys(("x", "dy", "y", "dx"), _empty(shape, t))
-        known |= dict.fromkeys(("scale", "bias", "dscale", "dbias"), _empty(channels, v))
+        fields = dict.fromkeys(("x", "dy", "y", "dx"), _empty(shape, t))
+        fields |= dict.fromkeys(("scale", "bias", "dscale", "dbias"), _empty(channels, v))
         statistics = _empty((shape[0], 1) if of_groups else channels, u)
-        known |= dict.fromkeys(("mean", "var", "inv_std", "saved_mean"), statistics)
+        fields |= dict.fromkeys(("mean", "var", "inv_std", "saved_mean"), statistics)
         running = ("running_mean", "running_var", "next_mean", "next_var")
-        known |= dict.fromkeys(running, _empty(channels, name))
-        known |= dict.fromkeys(("sum_dy_xhat", "sum_dy"), np.empty(channels))
-        known |= dict.fromkeys(("means", "variances"), np.empty((2, *channels)))
-        known |= {"counts": np.empty(2), "total": np.empty(()), "count": 2.0}
-        known |= {"eps": 0.0, "momentum": 0.1, "engine": "native"}
-        yield known | {"channel_axis": 1, "num_groups": 1}
+        fields |= dict.fromkeys(running, _empty(channels, name))
+        fields |= dict.fromkeys(("sum_dy_xhat", "sum_dy"), np.empty(channels))
+        fields |= dict.fromkeys(("means", "variances"), np.empty((2, *channels)))
+        fields |= {"counts": np.empty(2), "total": np.empty(()), "count": 2.0}
+        fields |= {"eps": 0.0, "momentum": 0.1, "engine": "native"}
+        yield fields | {"channel_axis": 1, "num_groups": 1}
 
 
 def _two_lists(*names: str) -> tuple[list[Array], list[Array]]:
@@ -227,7 +235,7 @@ def _two_lists(*names: str) -> tuple[list[Array], list[Array]]:
 
 
 def _mixtures(dtypes: Set[str]) -> list[tuple[str, ...]]:
-    """Which dtypes a list may have: each alone, or several."""
+    """Dtypes that a list may have: each alone, or several."""
     names = sorted(dtypes)
     return [(name,) for name in names] + [(*names,)] * (len(names) > 1)
 
@@ -260,9 +268,9 @@ def _pairs(dtypes: Set[str]) -> Fields:
     for grad, buffer in product(sorted(dtypes), sorted(dtypes)):
         source, target = _empty((1,), grad), _empty((4,), buffer)
         strides = [target.itemsize * 3**k for k in range(_MANY_DIMS)]
-        known = {"grad": source, "do_update": True, "overwrite": False, "scale": None}
+        fields = {"grad": source, "do_update": True, "overwrite": False, "scale": None}
         for array in (target, as_strided(target, (2,) * _MANY_DIMS, strides)):
-            yield known | {"buffer": array, "casting": "safe"}
+            yield fields | {"buffer": array, "casting": "safe"}
 
 
 def _averages(dtypes: Set[str]) -> Fields:
@@ -273,25 +281,44 @@ def _averages(dtypes: Set[str]) -> Fields:
                 yield {"params": params, "averages": averages, "decay": 0.5}
 
 
+def _updates(kind: type[Record], dtypes: Set[str]) -> Fields:
+    """Lists of parameters, rounded in each of the ways, and numbers that the device has."""
+    fields: dict[str, Any] = {"verdict": True, "step": 1, "nesterov": False, "momenta": None}
+    fields |= {"lr": 0.1, "scale": 1.0, "beta1": 0.9, "beta2": 0.999, "eps": 0.0}
+    fields |= {"momentum": 0.9, "weight_decay": 0.0}
+    states = [each for each in ("moments", "variances", "momenta") if each in kind.fields]
+    for names in product(sorted(dtypes), repeat=3):
+        param, grad, state = names
+        if not (goes_with_param("grads", param, grad) and goes_with_param("states", param, state)):
+            continue
+        for params, grads, arrays in zip(*map(_two_lists, names), strict=True):
+            call = fields | {"params": params, "grads": grads, "offsets": (0,) * len(grads)}
+            for seed in (None, 0) if params[0].itemsize == 2 else (None,):
+                if "momenta" in states and arrays[0].dtype == params[0].dtype:
+                    yield call | {"seed": seed}
+                yield call | {"seed": seed} | dict.fromkeys(states, arrays)
+    yield call | {"lr": np.empty(())} | dict.fromkeys(states, arrays)
+
+
 def _sums(dtypes: Set[str]) -> Fields:
-    """Lists that are added to buffers in each of the ways, and the norms of both."""
+    """Accumulation in every mode, with the norms of both lists."""
     one = np.empty(())
-    known = {"do_update": True, "overwrite": False, "scale": 1.0, "grad_norm": one}
+    fields = {"do_update": True, "overwrite": False, "scale": 1.0, "grad_norm": one}
     for grads in _two_lists(*sorted(dtypes)):
-        yield known | {"grads": grads, "buffers": grads, "norm": one}
+        yield fields | {"grads": grads, "buffers": grads, "norm": one}
     for grad, buffer in product(sorted(dtypes), sorted(dtypes)):
         for grads, buffers in zip(_two_lists(grad), _two_lists(buffer), strict=True):
             for norm in (None, one):
-                yield known | {"grads": grads, "buffers": buffers, "norm": norm}
+                yield fields | {"grads": grads, "buffers": buffers, "norm": norm}
             if dtype_named(buffer).itemsize == 2:
                 own = {"seed": 0, "offsets": (0,) * len(grads), "norm": None}
-                yield known | {"grads": grads, "buffers": buffers} | own
+                yield fields | {"grads": grads, "buffers": buffers} | own
     yield from _compensated(dtypes)
 
 
 def _compensated(dtypes: Set[str]) -> Fields:
     """Lists that are added to buffers, with what buffers drop."""
-    known = {"do_update": True, "overwrite": False, "scale": 1.0, "norm": None}
+    fields = {"do_update": True, "overwrite": False, "scale": 1.0, "norm": None}
     for grad, buffer in product(sorted(dtypes), sorted(dtypes)):
         for grads, buffers in zip(_two_lists(grad), _two_lists(buffer), strict=True):
-            yield known | {"grads": grads, "buffers": buffers, "compensation": buffers}
+            yield fields | {"grads": grads, "buffers": buffers, "compensation": buffers}

@@ -5,6 +5,7 @@ partial sums over rows behind, which a last kernel adds up.
 """
 
 import math
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from gradkit._calls.rows import GatedRmsNorm, GatedRmsNormGrad
 from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, writable_like
-from gradkit._cuda.launch.device import Device, workspace
+from gradkit._cuda.launch.device import Device, scratch, workspace
 from gradkit._cuda.launch.grids import row_blocks
 from gradkit._cuda.launch.kernels import Launch, LoadedKernel, kernel, norm_macros, types_of
 from gradkit._cuda.launch.operations import OnDevice
@@ -20,8 +21,6 @@ from gradkit._cuda.row_launches import RowLaunches
 from gradkit._cuda.row_starts import PLAIN, Variant
 
 _THREADS = 512  # that work on one row at most
-_CHUNKS = 4  # packs of a thread whose sums over rows registers hold
-_PACKS = 4  # that a thread reads of a row, if it is long enough for several threads
 
 
 class GatedNorms(OnDevice):
@@ -46,14 +45,17 @@ class GatedNorms(OnDevice):
 def _launcher(device: Device, call: GatedRmsNorm | GatedRmsNormGrad) -> "_GatedLaunches":
     launcher: _GatedLaunches | None = call.plan.launcher
     if launcher is None:
-        types = types_of(call.x, call.inv_std, call.scale)
-        launcher = _GatedLaunches.of(device, types, call.x.shape, call.axis)
+        types, before = types_of(call.x, call.inv_std, call.scale), call.norm_before_gate
+        launcher = _GatedLaunches.of(device, types, call.x.shape, call.axis, before=before)
         call.plan.launcher = launcher
     return launcher
 
 
+@dataclass(frozen=True, eq=False)
 class _GatedLaunches(RowLaunches):
-    """Those of the norm and of its gradient."""
+    """Launches that the norm and its gradient share; ``before``: the norm precedes the gate."""
+
+    before: bool
 
     def normalize(self, call: GatedRmsNorm) -> None:
         """Launch the norm on the arrays, or on copies of those that it cannot reach."""
@@ -61,7 +63,7 @@ class _GatedLaunches(RowLaunches):
         scale = contiguous(self.device, call.scale, self.vector)
         inv_std = writable_like(self.device, call.inv_std)
         variant, layout = self.starts.strided((x, gate, y), self.vector, call.scale_offset)
-        numbers = *self.counts, np.float64(call.eps), *_gating(call)
+        numbers = *self.counts, np.float64(call.eps), _silu(call)
         launch = self._reaching(self._forward, variant)
         launch(x, gate, scale, y, inv_std, *numbers, layout)
         copy_back(call.y, y)
@@ -81,13 +83,17 @@ class _GatedLaunches(RowLaunches):
             copy_back(call.dscale, dscale)
 
     def _write_gradients(self, call: GatedRmsNormGrad, partials: Any) -> None:
-        device, read, written = self.device, (call.dy, call.x, call.gate), (call.dx, call.dgate)
+        device, read = self.device, (call.dy, call.x, call.gate)
+        written = [
+            scratch(device, call.x.shape, call.x.dtype) if out is None else out
+            for out in (call.dx, call.dgate)
+        ]
         inputs, (dx, dgate) = self.starts.reachable(device, read, written)
         scale = contiguous(device, call.scale, self.vector)
         inv_std = contiguous(device, call.inv_std)
         each = *inputs, dx, dgate
         variant, layout = self.starts.strided(each, self.vector, call.scale_offset)
-        numbers = *self.counts, *_gating(call)
+        numbers = *self.counts, _silu(call)
         launch = self._reaching(self._gradient, variant)
         launch(*inputs, scale, inv_std, dx, dgate, partials, *numbers, layout)
         copy_back(call.dx, dx)
@@ -109,23 +115,33 @@ class _GatedLaunches(RowLaunches):
         """The same launch for arrays whose rows begin between packs, so that sums have its bits."""
         return launch.of(self._kernel(launch.kernel.name, variant)) if variant.piece else launch
 
-    def _kernel(self, name: str, variant: Variant) -> LoadedKernel:
-        macros = norm_macros(self.types, self.vector)
+    def _packs(self, name: str) -> int:
+        """Packs of a row that a thread has, if it is long enough: as many as registers hold."""
+        most = 8  # elements of a pack
         if name == "gated_rms_norm_grad":
-            macros["CHUNKS"] = _CHUNKS if self.width <= _THREADS * _CHUNKS * self.vector else 0
+            most = 4 if self.before else 2
+        if self.accumulator.itemsize == 8:
+            most = 1
+        return 4 if self.vector <= most else 2
+
+    def _kernel(self, name: str, variant: Variant) -> LoadedKernel:
+        packs = self._packs(name)
+        held = self.width <= _THREADS * packs * self.vector
+        macros = norm_macros(self.types, self.vector)
+        macros |= {"BEFORE": int(self.before), "CHUNKS": packs if held else 0}
         if variant.piece:
             macros["PIECE"] = variant.piece
         return kernel(self.device, name, name, **macros)
 
     def _launch(self, name: str) -> Launch:
         found = self._kernel(name, PLAIN)
-        packs = -(-self.width // (_PACKS * self.vector))
+        packs = -(-self.width // (self._packs(name) * self.vector))
         blocks = row_blocks(found, self.rows, packs, _THREADS)
         return Launch(found, (blocks.count,), blocks.block)
 
     @cached_property
     def _blocks(self) -> int:
-        """How many blocks leave partial sums behind."""
+        """Number of blocks that leave partial sums behind."""
         return self._gradient.grid[0] if self.rows and self.width else 0
 
     @cached_property
@@ -133,6 +149,6 @@ class _GatedLaunches(RowLaunches):
         return self.column_sums(planes=1)
 
 
-def _gating(call: GatedRmsNorm | GatedRmsNormGrad) -> tuple[np.int32, np.int32]:
-    """How the gate is used, as the kernels take it."""
-    return np.int32(call.activation == "silu"), np.int32(call.norm_before_gate)
+def _silu(call: GatedRmsNorm | GatedRmsNormGrad) -> np.int32:
+    """The activation, as the kernels take it."""
+    return np.int32(call.activation == "silu")

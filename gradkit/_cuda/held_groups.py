@@ -25,12 +25,12 @@ _ACCESSES = 8  # of a channel that a thread makes at least, unless it has fewer
 _SLOTS = 2048  # bytes of shared memory that a kernel takes beside a group, at most
 _FLOAT64 = np.dtype(np.float64)
 
-# What the forward pass reads: x, scale, bias; and writes: y, mean, inv_std.
+# The forward pass reads x, scale and bias, and writes y, mean, inv_std.
 NormInputs: TypeAlias = tuple[Data, Scale | None, Bias | None]
 NormOuts: TypeAlias = tuple[Data, Mean, InvStd]
-# What the gradient reads: dy, x, scale, mean, inv_std; and writes: dx, dscale, dbias.
+# The gradient reads dy, x, scale, mean and inv_std, and writes dx, dscale, dbias.
 Inputs: TypeAlias = tuple[Data, Data, Scale | None, Mean, InvStd]
-Outs: TypeAlias = tuple[Data, Scale | None, Bias | None]
+Outs: TypeAlias = tuple[Data | None, Scale | None, Bias | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,24 +45,24 @@ class HeldGroups(Launches):
 
     @classmethod
     def of(cls, device: Device, x: Array, axis: int, groups: int, types: Types) -> Self | None:
-        """Those of data like this; none if its groups do not fit or are not whole packs."""
+        """Launches for data like this; None if its groups do not fit or are not whole packs."""
         columns = Columns.of_groups(x, axis, groups)
         _, _, space, width = columns.extent
         whole = VECTOR_BYTES // x.itemsize
         packs, more = divmod(width * space, whole)
-        held = cls._ARRAYS * packs * VECTOR_BYTES
-        if columns.last or more or packs < _LEAST or held + _SLOTS > device.max_shared_memory:
+        size = cls._ARRAYS * packs * VECTOR_BYTES
+        if columns.last or more or packs < _LEAST or size + _SLOTS > device.max_shared_memory:
             return None
         run, block = cls._divided(width, space, whole)
         if not run:
             return None
         macros = norm_macros(types, whole, RUN=run)
         found = kernel(device, cls._FILE, cls._KERNEL, **macros)
-        resident = found.resident(math.prod(block), held) * device.multiprocessors
+        resident = found.resident(math.prod(block), size) * device.multiprocessors
         grid = (min(columns.count // width, resident),)
         columns = replace(columns, vector=whole)
         accumulator = dtype_named(accumulation_name(types[0]))
-        return cls(device, cls._FILE, macros, columns, grid, block, accumulator, held)
+        return cls(device, cls._FILE, macros, columns, grid, block, accumulator, size)
 
     @staticmethod
     def _divided(width: int, space: int, whole: int) -> tuple[int, Shape]:
@@ -82,7 +82,7 @@ class HeldGroups(Launches):
 
 
 class HeldNorm(HeldGroups):
-    """Those of a forward pass, whose blocks hold x."""
+    """Launches of the forward pass, whose blocks hold x."""
 
     _FILE, _KERNEL, _ARRAYS = "group_norm_held", held_group_norm, 1
 
@@ -97,7 +97,7 @@ class HeldNorm(HeldGroups):
 
 
 class HeldGradient(HeldGroups):
-    """Those of a gradient, whose blocks hold dy and x."""
+    """Launches of the gradient, whose blocks hold dy and x."""
 
     _FILE, _KERNEL, _ARRAYS = "group_norm_grad_held", held_group_gradient, 2
 
@@ -106,19 +106,19 @@ class HeldGradient(HeldGroups):
         run = vector_of(VECTOR_BYTES // whole, space)
         return run, _block(width, space // run, width * space // whole)
 
-    def write(self, inputs: Inputs, outs: Outs) -> None:
-        """Write ``dx``, and both of the others or neither."""
+    def write(self, inputs: Inputs, outs: Outs, *, has_sums: bool) -> None:
+        """Write what is wanted; ``has_sums``: a parameter's gradient is."""
         dx, dscale, dbias = outs
         sums: Partials | None = None
-        if dscale is not None:
+        if has_sums:
             sums = workspace(self.device, (2, self.columns.count), _FLOAT64)
         self._over_groups(*inputs, sums, dx, *self._groups)
-        if dscale is not None:
+        if has_sums:
             self._parameters(sums, dscale, dbias, *self._rows)
 
     @cached_property
     def _parameters(self) -> Launch:
-        """What adds the sums of all samples up."""
+        """Launch of the kernel that adds up the sums of all samples."""
         parameter, channels = str(self.macros["PARAM_T"]), self.columns.channels
         rows = self.columns.count // channels
         return column_sums(self.device, _FLOAT64.name, parameter, channels, planes=2, rows=rows)

@@ -27,19 +27,19 @@ def order_of(norm_type: float) -> str:
 
 
 def norm_steps(device: Device, call: GradNorm) -> list[Step]:
-    """What launches ``grad_norm``, with all its memory and kernels made."""
+    """Launches of ``grad_norm``, with memory allocated and kernels compiled."""
     norm, found_inf = call.norm, call.found_inf
     plan = plan_of(device, call.grads)
     if not plan.chunks:
         return [partial(array.fill, 0) for array in (norm, found_inf) if array is not None]
     if not call.per_tensor:
         return _one_norm(device, plan.table, call)
-    made, parts = _partials(device, plan.table, call.norm_type, True)
-    return [*made, parts.joining(device, call.scale, norm, found_inf)]
+    launches, parts = _partials(device, plan.table, call.norm_type, True)
+    return [*launches, parts.joining(device, call.scale, norm, found_inf)]
 
 
 class _Total(NamedTuple):
-    """What the norm of a table's tensors is launched with, but for where it is written."""
+    """Arguments and kernels for the norm of a table's tensors, without the output."""
 
     partials: Launch
     finish: Launch
@@ -55,16 +55,16 @@ class _Total(NamedTuple):
 
 
 def _one_norm(device: Device, table: Table, call: GradNorm) -> list[Step]:
-    """What launches one norm of all of a table's tensors, looked up with the table."""
+    """Launches of one norm of all of a table's tensors, looked up with the table."""
     p, order = np.float64(call.norm_type), _ORDERS.get(call.norm_type, _ANY_ORDER)
-    known: _Total | None = table.launches.get((_Total, order))
-    if known is None:
-        known = table.launches[_Total, order] = _Total.of(device, table, order)
-    fields, parts = table.argument, workspace(device, known.room, _FLOAT64)
-    numbers = known.parts, *either(call.scale)
+    total: _Total | None = table.launches.get((_Total, order))
+    if total is None:
+        total = table.launches[_Total, order] = _Total.of(device, table, order)
+    fields, parts = table.argument, workspace(device, total.room, _FLOAT64)
+    numbers = total.parts, *either(call.scale)
     return [
-        partial(known.partials.__call__, fields, p, parts, FLAGS[True]),
-        partial(known.finish.__call__, p, parts, *numbers, call.norm, call.found_inf),
+        partial(total.partials.__call__, fields, p, parts, FLAGS[True]),
+        partial(total.finish.__call__, p, parts, *numbers, call.norm, call.found_inf),
     ]
 
 
@@ -76,8 +76,8 @@ def write_parts(device: Device, call: NormParts) -> None:
         fill(device, out, 0)
         return
     table, order, copies = plan.table, call.norm_type, call.copies
-    made, parts = _partials(device, table, order, per_tensor or copies is not None)
-    launch(made)
+    launches, parts = _partials(device, table, order, per_tensor or copies is not None)
+    launch(launches)
     if copies is None:
         parts.join(device, None, out, per_tensor)
         return
@@ -91,15 +91,15 @@ def write_parts(device: Device, call: NormParts) -> None:
 def _partials(
     device: Device, table: Table, norm_type: float, per_tensor: bool
 ) -> tuple[list[Step], "NormPartials"]:
-    """What computes partial results, and those to be joined.
+    """Launches that compute partial results, and the results to be joined.
 
     A Part for each chunk, or for the chunks of a block if nobody asks which tensor it was.
     """
     count, order = table.chunks if per_tensor else table.blocks, order_of(norm_type)
     parts = scratch(device, count * PART, _FLOAT64)
     arguments = np.float64(norm_type), parts, FLAGS[not per_tensor]
-    made = steps(device, table, "norm", "norm_partials", *arguments, ORDER=order)
-    return made, NormPartials(table, norm_type, parts, count)
+    launches = steps(device, table, "norm", "norm_partials", *arguments, ORDER=order)
+    return launches, NormPartials(table, norm_type, parts, count)
 
 
 class NormPartials(NamedTuple):
@@ -111,19 +111,19 @@ class NormPartials(NamedTuple):
     number: int
 
     def joining(self, device: Device, scale: Number, norm: Norm, found_inf: Flags | None) -> Step:
-        """What joins them: all into a scalar, or each tensor's into a row of norms."""
+        """Launch that joins them: all into a scalar, or each tensor's into a row of norms."""
         arguments = *self._arguments, *either(scale), norm
         if norm.ndim == 0:
-            found = _finish(device, self.table, order_of(self.norm_type))
-            return partial(found.__call__, *arguments, found_inf)
-        found = self._each(device, "norms_finish", norm.size, True)
+            finish = _finish(device, self.table, order_of(self.norm_type))
+            return partial(finish.__call__, *arguments, found_inf)
+        finish = self._each(device, "norms_finish", norm.size, True)
         stride = np.int64(norm.strides[0])
-        return partial(found.__call__, self.table.argument, *arguments, stride, found_inf)
+        return partial(finish.__call__, self.table.argument, *arguments, stride, found_inf)
 
     def join(self, device: Device, copies: Array | None, out: Array, per_tensor: bool) -> None:
         """The same at once, into rows of (hi, lo, scale)."""
-        found = self._each(device, "norm_parts", len(out), per_tensor)
-        found(self.table.argument, *self._arguments, FLAGS[per_tensor], copies, out)
+        run = self._each(device, "norm_parts", len(out), per_tensor)
+        run(self.table.argument, *self._arguments, FLAGS[per_tensor], copies, out)
 
     @property
     def _arguments(self) -> tuple[np.float64, Array, np.uint32]:

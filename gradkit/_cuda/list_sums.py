@@ -1,4 +1,4 @@
-"""What adds to gradient buffers on a GPU."""
+"""Launches that add to gradient buffers on a GPU."""
 
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -12,10 +12,12 @@ from gradkit._calls.lists import (
     AccumulateGrad,
     AccumulateGrads,
     AccumulateGradV2,
+    AdamwUpdate,
     EmaUpdate,
     GradNorm,
+    SgdUpdate,
 )
-from gradkit._calls.roles import Grads, Norm
+from gradkit._calls.roles import Grads, Norm, Seed
 from gradkit._cuda.launch.buffers import VECTOR_BYTES
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import either, either_flag
@@ -29,8 +31,9 @@ _NO_SEED = np.uint64(0)
 _dtype_of = attrgetter("dtype")
 # Fields of a call that have an entry for each pair.
 _PAIRED = {"buffers", "grads", "compensation", "offsets", "averages", "params"}
+_PAIRED |= {"moments", "variances", "momenta"}
 
-Pairs = TypeVar("Pairs", AccumulateGrads, EmaUpdate)
+Pairs = TypeVar("Pairs", AccumulateGrads, AdamwUpdate, EmaUpdate, SgdUpdate)
 
 
 def add(
@@ -63,94 +66,102 @@ def add_lists(device: Device, call: AccumulateGrads) -> None:
     if call.grad_norm is not None:
         before = norm_steps(device, GradNorm(grads=grads, norm_type=2.0, norm=call.grad_norm))
     chosen = (*either_flag(call.do_update), *either_flag(call.overwrite), *either(call.scale))
-    kinds = _kinds(grads, buffers)
-    made: list[Step] = []
+    kinds = kinds_of(grads, buffers)
+    launches: list[Step] = []
     plain = call.compensation is None and call.seed is None
     if call.norm is not None and len(kinds) == 1 and plain:
-        made = _with_norm(device, buffers, grads, chosen, call.norm)
-    if not made:
+        launches = _with_norm(device, buffers, grads, chosen, call.norm)
+    if not launches:
         after = []
         if call.norm is not None:
             after = norm_steps(device, GradNorm(grads=buffers, norm_type=2.0, norm=call.norm))
         lists = [] if call.do_update is False else kinds
-        made = [*_adding(device, call, lists, chosen), *after]
-    launch([*before, *made])
+        launches = [*_adding(device, call, lists, chosen), *after]
+    launch([*before, *launches])
 
 
 def average_steps(device: Device, call: EmaUpdate) -> Iterator[Step]:
-    """What launches ``ema_update``."""
+    """Launches of ``ema_update``."""
     if isinstance(call.decay, float) and call.decay == 1:
         return
-    kinds = _kinds(call.params, call.averages)
-    for own in kinds:
-        alike = call if len(kinds) == 1 else _part(call, own)
+    kinds = kinds_of(call.params, call.averages)
+    for places in kinds:
+        alike = call if len(kinds) == 1 else part_of(call, places)
         params, averages = alike.params, alike.averages
         table, types = plan_of(device, params, averages).table, _types(params[0], averages[0])
         yield from steps(device, table, "ema_update", "ema_update", *either(call.decay), **types)
 
 
-def _kinds(grads: Grads, buffers: Grads) -> list[list[int]]:
-    """The pairs of each pair of dtypes, by their places."""
-    both = [
-        [*map(_dtype_of, each.arrays if isinstance(each, _host.Table) else each)]
-        for each in (grads, buffers)
+def kinds_of(*lists: Grads) -> list[list[int]]:
+    """The places of arrays that agree in the dtypes that each list has there."""
+    every = [
+        [*map(_dtype_of, each.arrays if isinstance(each, _host.Table) else each)] for each in lists
     ]
-    if all(len(set(dtypes)) == 1 for dtypes in both):  # nearly always
-        return [[*range(len(grads))]]
-    kinds: dict[tuple[Any, Any], list[int]] = {}
-    for k, pair in enumerate(zip(*both, strict=True)):
-        kinds.setdefault(pair, []).append(k)
+    if all(len(set(dtypes)) == 1 for dtypes in every):  # nearly always
+        return [[*range(len(every[0]))]]
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for k, combination in enumerate(zip(*every, strict=True)):
+        kinds.setdefault(combination, []).append(k)
     return [*kinds.values()]
 
 
 def _adding(
     device: Device, call: AccumulateGrads, lists: Sequence[Sequence[int]], chosen: tuple[Any, ...]
 ) -> Iterator[Step]:
-    """What adds lists of pairs, of which each has its dtypes."""
-    for own in lists:
-        yield from _adding_alike(device, call if len(lists) == 1 else _part(call, own), chosen)
+    """Launches that add lists of pairs; each list has its dtypes."""
+    for places in lists:
+        yield from _adding_alike(device, call if len(lists) == 1 else part_of(call, places), chosen)
 
 
-def _part(call: Pairs, chosen: Sequence[int]) -> Pairs:
-    """The same call on some of its pairs."""
+def part_of(call: Pairs, chosen: Sequence[int]) -> Pairs:
+    """The same call on some of its arrays."""
     every = {name: getattr(call, name) for name in _PAIRED & call.fields}
     return call.replaced(**{name: [of[k] for k in chosen] for name, of in every.items() if of})
 
 
 def _adding_alike(device: Device, call: AccumulateGrads, chosen: tuple[Any, ...]) -> Iterator[Step]:
-    """What adds pairs of one pair of dtypes; with a third array, as kernels/three_arrays.cuh."""
-    grads, buffers, kept = call.grads, call.buffers, call.compensation
+    """Launches that add pairs of one pair of dtypes, or with a third array (further_arrays.cuh)."""
+    grads, buffers, rests = call.grads, call.buffers, call.compensation
     types = _types(grads[0], buffers[0])
-    if kept is None and call.seed is None:
+    if rests is None and call.seed is None:
         table = plan_of(device, grads, buffers).table
         yield from steps(device, table, _LIST, _LIST, *chosen, None, NORM=0, **types)
         return
-    sources = Counted(grads, buffers, call.offsets) if kept is None else _joined(grads, kept)
-    table = plan_of(device, sources, _joined(buffers, buffers)).table
-    if kept is None:
-        seed = (None, np.uint64(call.seed)) if isinstance(call.seed, int) else (call.seed, _NO_SEED)
+    sources = Counted(grads, buffers, call.offsets) if rests is None else joined(grads, rests)
+    table = plan_of(device, sources, joined(buffers, buffers)).table
+    if rests is None:
+        seed = either_seed(call.seed)
         yield from steps(device, table, _AT_RANDOM, _AT_RANDOM, *chosen, *seed, **types)
     else:
-        device.pointers(kept, write=True)  # an emulator checks what is written
+        device.pointers(rests, write=True)  # an emulator checks what is written
         yield from steps(device, table, _COMPENSATED, _COMPENSATED, *chosen, **types)
 
 
 def _is_plain(plan: ListPlan) -> bool:
-    """Whether arrays are aligned, and kernels begin where they do."""
+    """True if arrays are aligned, and kernels begin where they do."""
     return not ((plan.starts % VECTOR_BYTES).any() or plan.cut.shifts.any())
 
 
-def _joined(first: Grads, second: Grads) -> Grads:
-    """Both lists as one, without an array for each if both are tables."""
-    if isinstance(first, _host.Table) and isinstance(second, _host.Table):
-        return first.like([*first.arrays, *second.arrays])
-    return [*first, *second]
+def joined(*lists: Grads) -> Grads:
+    """All lists as one, without an array for each if they are tables."""
+    tables = [each for each in lists if isinstance(each, _host.Table)]
+    if len(tables) == len(lists):
+        joined: Grads = tables[0].like([array for each in tables for array in each.arrays])
+        return joined
+    return [array for each in lists for array in each]
+
+
+def either_seed(seed: Seed | None) -> tuple[Array | None, np.uint64]:
+    """An array to read a seed from, or none and the seed itself."""
+    if seed is None or isinstance(seed, int):
+        return None, np.uint64(seed or 0)
+    return seed, _NO_SEED
 
 
 def _with_norm(
     device: Device, buffers: Grads, grads: Grads, chosen: tuple[Any, ...], norm: Norm
 ) -> list[Step]:
-    """What adds and norms in one launch, if the norm then has the bits of ``grad_norm``."""
+    """Launches that add and norm at once, if the norm then has the bits of ``grad_norm``."""
     plan, fits = plan_of(device, grads, buffers), float_of(buffers[0].dtype).addends
     if not (plan.in_step and plan.chunks and float_name(grads[0].dtype) in fits):
         return []

@@ -113,23 +113,23 @@ class Table:
 
     @cached_property
     def blocks(self) -> int:
-        """How many blocks take all chunks in one round."""
+        """Number of blocks that take all chunks in one round."""
         return -(-self.chunks // _WARPS)
 
     @cached_property
     def launches(self) -> dict[Hashable, Any]:
-        """What has been launched with this table, by what tells it apart."""
+        """Launches that this table had before, by their keys."""
         return {}
 
     def over_chunks(self, device: Device, file: str, name: str, **macros: Any) -> Launch:
         """The launch of a kernel of which each warp takes a chunk at a time."""
         key = (name, *macros.items()) if macros else name
-        found = self.launches.get(key)
-        if found is None:
+        cached = self.launches.get(key)
+        if cached is None:
             blocks = min(self.blocks, device.multiprocessors * _BLOCKS)
-            found = self.launch(device, blocks, THREADS, file, name, **macros)
-            self.launches[key] = found
-        return found
+            cached = self.launch(device, blocks, THREADS, file, name, **macros)
+            self.launches[key] = cached
+        return cached
 
     def launch(
         self, device: Device, blocks: int, threads: int, file: str, name: str, **macros: Any
@@ -139,13 +139,13 @@ class Table:
         A file that tells dtypes apart is compiled for one of them, or for all if a list mixes them.
         """
         key = (blocks, threads, name, *macros.items())
-        found = self.launches.get(key)
-        if found is None:
+        cached = self.launches.get(key)
+        if cached is None:
             if self.dtype and _DTYPE in source_of(file):
                 macros[_DTYPE] = self.dtype
             loaded = kernel(device, file, name, CAPACITY=self.capacity, **macros)
-            found = self.launches[key] = Launch(loaded, (blocks,), (threads,))
-        return found
+            cached = self.launches[key] = Launch(loaded, (blocks,), (threads,))
+        return cached
 
 
 @dataclass(frozen=True)
@@ -158,22 +158,22 @@ class ListPlan:
 
     @property
     def tensors(self) -> int:
-        """How many pairs there are."""
+        """Number of pairs."""
         return self.cut.tensors
 
     @cached_property
     def chunks(self) -> int:
-        """How many chunks they are cut into."""
+        """Number of chunks that they are cut into."""
         return self.cut.chunks
 
     @cached_property
     def in_step(self) -> bool:
-        """Whether both arrays of each pair are cut into the same packs."""
+        """True if both arrays of each pair are cut into the same packs."""
         return self.cut.in_step(self.starts)
 
     @cached_property
     def uploaded(self) -> bool:
-        """Whether it lies in device memory."""
+        """True if it lies in device memory."""
         return self.table.memory is not None
 
 
@@ -191,7 +191,7 @@ class _Cut:
 
     @property
     def tensors(self) -> int:
-        """How many pairs there are."""
+        """Number of pairs."""
         return len(self.table)
 
     @cached_property
@@ -201,11 +201,11 @@ class _Cut:
         return "".join(row.name for row in FLOATS.values() if {row.code} == codes)
 
     def aligned(self, starts: np.ndarray[Any, Any]) -> bool:
-        """Whether arrays at these addresses are aligned; others are cut by themselves."""
+        """True if arrays at these addresses are aligned; others are cut by themselves."""
         return not (starts % self.sizes).any()
 
     def in_step(self, starts: np.ndarray[Any, Any]) -> bool:
-        """Whether kernels cut both arrays of each pair into the same packs."""
+        """True if kernels cut both arrays of each pair into the same packs."""
         sources, targets = (starts + self.shifts) // self.sizes  # in elements
         packs = _PACK // self.sizes.max(axis=0)
         return not (len(self.dims) or ((sources - targets) % packs).any())
@@ -217,18 +217,18 @@ class _Cut:
         return table
 
 
-Kept = TypeVar("Kept", _Cut, ListPlan)
+Cached = TypeVar("Cached", _Cut, ListPlan)
 
 
 @dataclass
-class _Used(Generic[Kept]):
-    """What is kept, and when it was last used."""
+class _Used(Generic[Cached]):
+    """A cached object, and when it was last used."""
 
-    made: Kept
+    value: Cached
     turn: int
 
 
-class _LastUsed(Generic[Kept]):
+class _LastUsed(Generic[Cached]):
     """The plans or cuts used last, bounded in number and in tensors.
 
     A key may be long, and Python computes its hash anew each time; so to find one looks once.
@@ -236,32 +236,32 @@ class _LastUsed(Generic[Kept]):
 
     def __init__(self, number: int, tensors: int):
         self._limits = (number, tensors)
-        self._kept: dict[Hashable, _Used[Kept]] = {}
+        self._cached: dict[Hashable, _Used[Cached]] = {}
         self._tensors = 0
         self._turns = count()
         self._lock = threading.Lock()
 
-    def find(self, key: Hashable) -> Kept | None:
-        found = self._kept.get(key)
-        if found is None:
+    def find(self, key: Hashable) -> Cached | None:
+        used = self._cached.get(key)
+        if used is None:
             return None
-        found.turn = next(self._turns)
-        return found.made
+        used.turn = next(self._turns)
+        return used.value
 
-    def keep(self, key: Hashable, made: Kept) -> None:
+    def keep(self, key: Hashable, value: Cached) -> None:
         with self._lock:
-            self._tensors += made.tensors - self._drop(key)
-            self._kept[key] = _Used(made, next(self._turns))
+            self._tensors += value.tensors - self._drop(key)
+            self._cached[key] = _Used(value, next(self._turns))
             number, tensors = self._limits
-            while len(self._kept) > number or (self._tensors > tensors and len(self._kept) > 1):
-                self._tensors -= self._drop(min(self._kept, key=self._turn_of))
+            while len(self._cached) > number or (self._tensors > tensors and len(self._cached) > 1):
+                self._tensors -= self._drop(min(self._cached, key=self._turn_of))
 
     def _turn_of(self, key: Hashable) -> int:
-        return self._kept[key].turn
+        return self._cached[key].turn
 
     def _drop(self, key: Hashable) -> int:
-        found = self._kept.pop(key, None)
-        return found.made.tensors if found else 0
+        used = self._cached.pop(key, None)
+        return used.value.tensors if used else 0
 
 
 _plans = _LastUsed[ListPlan](number=64, tensors=1 << 20)
@@ -281,8 +281,8 @@ def plan_of(
     keeping = alone and axes is None and isinstance(sources, (Views, _host.Table))
     if keeping and sources.plan is not None:  # type: ignore[attr-defined]
         device.pointers(sources, write=write)  # an emulator checks what is written
-        found: ListPlan = sources.plan  # type: ignore[attr-defined]
-        return found
+        remembered: ListPlan = sources.plan  # type: ignore[attr-defined]
+        return remembered
     pairs: tuple[Grads, ...] = (sources,) if alone else (sources, targets or ())
     addresses = [] if alone else [_places(device, sources)]
     addresses.append(device.pointers(pairs[-1], write=write))  # the last are what may be written
@@ -315,7 +315,7 @@ class Counted(Views):
 
 
 class _Counters:
-    """What a plan asks of an array, of counters."""
+    """Counters with the part of an array's interface that a plan uses."""
 
     dtype, itemsize = np.dtype(np.uint8), 1
     flags = SimpleNamespace(c_contiguous=True)
@@ -326,7 +326,7 @@ class _Counters:
 
 
 def _places(device: Device, sources: Grads) -> tuple[int, ...]:
-    """Where sources begin."""
+    """Addresses of sources."""
     if isinstance(sources, Counted):
         return (*device.pointers(sources.arrays, write=False), *sources.offsets)
     return device.pointers(sources, write=False)
@@ -338,10 +338,10 @@ def _properties(pairs: Sequence[Grads], axes: Axes | None) -> tuple[Hashable, ..
 
 
 def _units(pairs: Sequence[Grads], axes: Axes) -> tuple[Hashable, ...]:
-    """What decides of units, which a table's layout need not tell."""
+    """Part of a plan's key that depends on units, which a table's layout need not tell."""
     first = pairs[0]
-    own = first.arrays if isinstance(first, _host.Table) else first
-    return axes, tuple(map(_shape, own))
+    arrays = first.arrays if isinstance(first, _host.Table) else first
+    return axes, tuple(map(_shape, arrays))
 
 
 def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:
@@ -355,7 +355,7 @@ def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:
 def steps(
     device: Device, table: Table, file: str, name: str, *arguments: Any, **macros: Any
 ) -> list[Step]:
-    """What launches a kernel over all chunks of a table, if it has any; it is compiled now.
+    """Launches of a kernel over all chunks of a table, if it has any; compiles the kernel.
 
     Calls that write with more than one launch first make all of their steps, so that what may
     fail by itself, memory and the compiler, fails before anything is written.
@@ -366,24 +366,24 @@ def steps(
     return [partial(launch.__call__, table.argument, *arguments)]
 
 
-def launch(made: Iterable[Step]) -> None:
+def launch(launches: Iterable[Step]) -> None:
     """Launch what has been made."""
-    for step in made:
+    for step in launches:
         step()
 
 
 def _make(device: Device, starts: Starts, pairs: Sequence[Grads], axes: Axes | None) -> ListPlan:
     """The plan for arrays at these addresses; gradients often come back at others."""
-    known = _properties(pairs, axes)
-    cut = _cuts.find(known)
+    properties = _properties(pairs, axes)
+    cut = _cuts.find(properties)
     if cut is None or not cut.aligned(starts):
         cut = _cut(starts, pairs) if axes is None else _cut_units(starts, pairs, axes)
         if cut.aligned(starts):
-            _cuts.keep(known, cut)
+            _cuts.keep(properties, cut)
     table, every = cut.placed(starts), cut.dims
     short = len(table) <= _capacity(table) and len(every) <= DIMS
-    made = _inline(table, every, cut) if short else _uploaded(device, table, every, cut)
-    return ListPlan(made, cut, starts)
+    plan_table = _inline(table, every, cut) if short else _uploaded(device, table, every, cut)
+    return ListPlan(plan_table, cut, starts)
 
 
 def _cut(starts: Starts, pairs: Sequence[Sequence[Array]]) -> _Cut:
@@ -474,5 +474,5 @@ def _table(
 
 
 def _capacity(table: Rows) -> int:
-    """How many rows like these the parameter block holds."""
+    """Number of rows like these that the parameter block holds."""
     return CAPACITY if table.dtype == _TENSOR else UNIT_CAPACITY

@@ -1,5 +1,7 @@
 """Lists of gradients on a GPU, and the numbers that go with them."""
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from gradkit._cuda.list_statistics import write_stats
 from gradkit._cuda.list_sums import add, add_lists, average_steps
 from gradkit._cuda.list_tables import Step, launch, plan_of, steps
 from gradkit._cuda.list_units import scale_units, write_unit_norms
+from gradkit._cuda.list_updates import adamw_steps, sgd_steps
+from gradkit._numpy.interrupts import Uninterrupted
 
 _OF_RANKS = "norm_of_ranks"
 _CLIP = "clip_by_norm"  # the kernel, and its file: whoever clips does not wait for the others
@@ -62,8 +66,8 @@ class Lists(OnDevice):
 
     def _of_ranks(self, name: str, norm_type: float, *arguments: Any) -> None:
         """Launch one of norm_of_ranks.cu's kernels of one thread."""
-        found = kernel(self.device, _OF_RANKS, name, ORDER=order_of(norm_type))
-        found((1,), (1,), arguments)
+        run = kernel(self.device, _OF_RANKS, name, ORDER=order_of(norm_type))
+        run((1,), (1,), arguments)
 
     def clip_coefficient(self, call: records.ClipCoefficient) -> None:
         """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
@@ -132,11 +136,25 @@ class Lists(OnDevice):
 
     def ema_update(self, call: records.EmaUpdate) -> None:
         """Each ``average += (1 - decay) * (param - average)``: a launch for each pair of dtypes."""
-        launch(average_steps(self.device, call))
+        _write([*average_steps(self.device, call)])
+
+    def adamw_update(self, call: records.AdamwUpdate) -> None:
+        """If ``verdict``, parameters after a step of AdamW, and its moments."""
+        _write([*adamw_steps(self.device, call)])
+
+    def sgd_update(self, call: records.SgdUpdate) -> None:
+        """If ``verdict``, parameters after a step of SGD, and their momenta."""
+        _write([*sgd_steps(self.device, call)])
+
+
+def _write(launches: Sequence[Step]) -> None:
+    """Launch steps that all write: an interrupt waits until the last is queued."""
+    with Uninterrupted() if len(launches) > 1 else nullcontext():
+        launch(launches)
 
 
 def clip_steps(device: Device, call: records.ClipByNorm) -> list[Step]:
-    """What launches ``clip_by_norm``: the coefficient is computed in the launch that scales."""
+    """Launches of ``clip_by_norm``: the one that scales computes the coefficient."""
     numbers = (*either(call.max_norm), np.float64(call.eps), *either(call.scale))
     flags = FLAGS[call.zero_nonfinite], FLAGS[call.outs is call.grads]
     plan = plan_of(device, call.grads, call.outs)
@@ -144,7 +162,7 @@ def clip_steps(device: Device, call: records.ClipByNorm) -> list[Step]:
 
 
 def scale_steps(device: Device, call: records.ScaleGrads) -> list[Step]:
-    """What launches ``scale_grads``."""
+    """Launches of ``scale_grads``."""
     in_place = call.outs is call.grads
     array, number = either(call.coefficient)
     if array is None and number == 1 and in_place:
@@ -154,11 +172,11 @@ def scale_steps(device: Device, call: records.ScaleGrads) -> list[Step]:
 
 
 def value_steps(device: Device, call: records.ClipGradValue) -> list[Step]:
-    """What launches ``clip_grad_value``."""
+    """Launches of ``clip_grad_value``."""
     limit, plan = np.float64(call.clip_value), plan_of(device, call.grads, call.outs)
     return steps(device, plan.table, "clip_value", "clip_grad_value", limit)
 
 
 def zero_steps(device: Device, call: records.ZeroGrad) -> list[Step]:
-    """What launches ``zero_grad``."""
+    """Launches of ``zero_grad``."""
     return steps(device, plan_of(device, call.grads, call.grads).table, "zero", "zero_grad")

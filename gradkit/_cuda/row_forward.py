@@ -21,10 +21,7 @@ from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.grids import CLUSTER, chunks_of, row_blocks, row_clusters
 from gradkit._cuda.launch.kernels import Launch, kernel, norm_macros, types_of
 from gradkit._cuda.row_launches import RowLaunches
-from gradkit._cuda.row_starts import (
-    PLAIN,
-    Variant,
-)
+from gradkit._cuda.row_starts import ADDED, FURTHER, PLAIN, Variant, offset_of
 
 _FORWARD_THREADS = 512  # that work on one row at most
 _FORWARD_CHUNKS = 4  # accesses in which a thread reads its part of a row, if registers hold a row
@@ -32,7 +29,7 @@ _INVERSE_THREADS = 256
 
 
 class ForwardArrays(NamedTuple):
-    """What a forward pass reads and writes, in the order of the kernel's parameters."""
+    """Arrays that a forward pass reads and writes, in the order of the kernel's parameters."""
 
     x: Data
     scale: Scale | None
@@ -97,9 +94,13 @@ class _ForwardLaunches(RowLaunches):
         """Launch the forward pass on the arrays, or on copies of those that it cannot reach."""
         numbers = *self.counts, np.float64(eps)
         plain = residual is None and not scale_offset and self.samples == 1
-        usable = self.all_usable(arrays) if plain else None
+        usable = self.all_usable((*arrays, residual, s)) if plain or self.whole else None
+        if usable is not None and plain:
+            self._forward(*usable[:-2], *numbers)
+            return
         if usable is not None:
-            self._forward(*usable, *numbers)
+            launch = self._variant(FURTHER if residual is None else ADDED)
+            launch(*usable[:-2], *numbers, offset_of(scale_offset), *usable[-2:])
             return
         device, vector = self.device, self.vector
         outs = arrays.y, s, arrays.mean, arrays.inv_std
@@ -109,13 +110,18 @@ class _ForwardLaunches(RowLaunches):
         scale = contiguous(device, arrays.scale, vector)
         bias = contiguous(device, arrays.bias, vector)
         mean, inv_std = writable_like(device, arrays.mean), writable_like(device, arrays.inv_std)
-        if plain and all_usable((x, y), vector):
-            self._forward(x, scale, bias, y, mean, inv_std, *numbers)
+        read = x, scale, bias, y, mean, inv_std, *numbers
+        each = x, y, further, total
+        rows = [array for array in each if array is not None]
+        if plain and all_usable(rows, vector):
+            self._forward(*read)
+        elif self.whole and all_usable(rows, vector):
+            launch = self._variant(FURTHER if residual is None else ADDED)
+            launch(*read, offset_of(scale_offset), further, total)
         else:
-            each, added = (x, y, further, total), residual is not None
+            added = residual is not None
             variant, layout = self.starts.strided(each, vector, scale_offset, added=added)
-            launch = self._variant(variant)
-            launch(x, scale, bias, y, mean, inv_std, *numbers, layout, further, total)
+            self._variant(variant)(*read, layout, further, total)
         for out, made in zip(outs, (y, total, mean, inv_std), strict=True):
             copy_back(out, made)
 

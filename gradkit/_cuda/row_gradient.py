@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from gradkit._backend import Array
+from gradkit._backend import Address, Array
 from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
 from gradkit._calls.rows import (
     InvertibleLayerNormGrad,
@@ -39,10 +39,7 @@ from gradkit._cuda.launch.kernels import (
     types_of,
 )
 from gradkit._cuda.row_launches import RowLaunches
-from gradkit._cuda.row_starts import (
-    PLAIN,
-    Variant,
-)
+from gradkit._cuda.row_starts import ADDED, FURTHER, PLAIN, Variant, offset_of
 from gradkit._dtypes import (
     Types,
     dtype_named,
@@ -56,14 +53,14 @@ _CACHED = 4 << 20  # bytes of partial sums that stay in the cache of any GPU: a 
 
 
 class GradientKind(NamedTuple):
-    """How the gradients differ: how xhat is made, and whether the mean counts."""
+    """The difference between gradients: the source of xhat, and whether the mean counts."""
 
     from_output: bool
     centred: bool
 
     @property
     def planes(self) -> int:
-        """How many parameter gradients there are."""
+        """Number of parameter gradients."""
         return 2 if self.centred else 1
 
 
@@ -73,11 +70,11 @@ LAYER_OUTPUT = GradientKind(from_output=True, centred=True)
 RMS_OUTPUT = GradientKind(from_output=True, centred=False)
 
 
-# What a gradient reads, in the order of the kernels' parameters: dy, x or y, scale, bias, mean,
+# A gradient reads, in the order of the kernels' parameters: dy, x or y, scale, bias, mean,
 # inv_std.
 Inputs: TypeAlias = tuple[Data, Data, Scale | None, Bias | None, Mean | None, InvStd]
-# What it writes: dx, dscale, dbias; ``None`` if not wanted.
-Outputs: TypeAlias = tuple[Data, Scale | None, Bias | None]
+# It writes dx, dscale, dbias; ``None`` if not wanted.
+Outputs: TypeAlias = tuple[Data | None, Scale | None, Bias | None]
 
 
 @dataclass(frozen=True)
@@ -113,35 +110,43 @@ def write_gradient(
     if launcher is None:
         dx, dscale, dbias = outputs
         _, source, scale, bias, _, inv_std = inputs
-        types = types_of(source, inv_std, scale, bias)
-        wanted = dscale is not None or dbias is not None
+        types = types_of(source, inv_std, scale, bias, dbias)
         launcher = GradientLaunches.of(
             device,
             types,
-            dx.shape,
+            source.shape,
             call.axis,
             samples=sample_count(call),
             odd_columns=0 if norm.from_output else _ODD_COLUMNS,
             norm=norm,
-            wanted=wanted,
+            has_dx=dx is not None,
+            has_sums=dscale is not None or dbias is not None,
         )
         call.plan.launcher = launcher
-    launcher.run(inputs, outputs, ds, scale_offset)
+    launcher.run(inputs, outputs, None if outputs[0] is None else ds, scale_offset)
 
 
 @dataclass(frozen=True, eq=False)
 class GradientLaunches(RowLaunches):
-    """``wanted``: sums over rows are, for dscale and dbias."""
+    """``has_dx`` and ``has_sums``: what is wanted; sums over rows are for dscale and dbias."""
 
     norm: GradientKind
-    wanted: bool
+    has_dx: bool
+    has_sums: bool
 
     def run(self, inputs: Inputs, outputs: Outputs, ds: Data | None, scale_offset: float) -> None:
         """Launch the kernels on the arrays, or on copies of those that they cannot reach."""
+        if not (self.has_dx or self.whole):  # kernels of whole packs take a null pointer
+            outputs = self._scratch_like(inputs[1]), *outputs[1:]
         plain = ds is None and not scale_offset and self.samples == 1
-        usable = self.all_usable((*inputs, *outputs)) if plain else None
+        without_gaps = plain or self.whole  # there is a kernel for rows without gaps
+        variant = self.plain if plain else FURTHER if ds is None else ADDED
+        numbers = () if plain else (offset_of(scale_offset),)
+        usable = self.all_usable((*inputs, *outputs, ds)) if without_gaps else None
         if usable is not None:
-            self._launch(self.plain, usable[:-3], usable[-3:])
+            *arrays, beside = usable
+            further = () if plain else (*numbers, beside)
+            self._launch(variant, arrays[:-3], arrays[-3:], *further)
             return
         device, vector = self.device, self.vector
         (dy, source, scale, bias, mean, inv_std), (dx, dscale, dbias) = inputs, outputs
@@ -155,51 +160,64 @@ class GradientLaunches(RowLaunches):
             contiguous(device, inv_std),
         )
         written = dx, writable_like(device, dscale), writable_like(device, dbias)
-        if plain and all_usable((dy, source, dx), vector):
-            self._launch(self.plain, inputs, written)
+        rows = [each for each in (dy, source, dx, ds) if each is not None]
+        if without_gaps and all_usable(rows, vector):
+            further = () if plain else (*numbers, ds)
         else:
             each, added = (dy, source, dx, ds), ds is not None
             variant, layout = self.starts.strided(
                 each, vector, scale_offset, added=added, odd=self.odd
             )
-            self._launch(variant, inputs, written, layout, ds)
+            further = layout, ds
+        self._launch(variant, inputs, written, *further)
         for out, made in zip(outputs, written, strict=True):
             copy_back(out, made)
+
+    def _scratch_like(self, source: Any) -> Any:
+        """Memory for a dx that nobody reads."""
+        whole = self.rows * self.samples, self.width
+        shape = whole if type(source) is Address else source.shape
+        return scratch(self.device, shape, dtype_named(self.types[0]))
 
     def _launch(self, variant: Variant, inputs: Inputs, outputs: Outputs, *further: Any) -> None:
         """``further``: the arguments that only kernels of a variant have."""
         dx, dscale, dbias = outputs
         partials = None  # of dscale and dbias, as (planes, blocks, width)
         if self.rows and self.width:
-            if self.wanted:
+            if self.has_sums:
                 partials = workspace(self.device, self._partial_shape, self.accumulator)
             if self._row_plan is None:
                 self._in_two_visits(variant, inputs, dx, partials, further)
             else:
                 launch = self._one_visit if variant is self.plain else self._one_visit_of(variant)
                 launch(*inputs, dx, partials, *self._shape, *further)
-        if self.wanted and self.width and self.samples:
+        if self.has_sums and self.width and self.samples:
             self._column_sums(partials, dscale, dbias, *self._partial_counts)
 
     def _in_two_visits(
         self,
         variant: Variant,
         inputs: Inputs,
-        dx: Array,
+        dx: Array | None,
         partials: Array | None,
         further: tuple[Any, ...],
     ) -> None:
         """Write dx and the partial sums, with each row's sums first."""
         sum_rows, apply = self._two_visits if variant is PLAIN else self._two_visits_of(variant)
         rows = self.rows * self.samples
-        sums = scratch(self.device, (sum_rows.grid[1], rows, 2), np.float64)
-        sum_rows(*inputs, sums, *self._shape, *further)
-        apply(*inputs, sums, dx, partials, *self._shape, np.int32(len(sums)), *further)
+        parts = sum_rows.grid[1] if self.has_dx else 0
+        sums = scratch(self.device, (parts, rows, 2), np.float64)
+        if parts:
+            sum_rows(*inputs, sums, *self._shape, *further)
+        apply(*inputs, sums, dx, partials, *self._shape, np.int32(parts), *further)
 
     def _one_visit_of(self, variant: Variant) -> Launch:
         """The kernel of a variant on the grid of the plain one, so that sums have its bits."""
-        found, shared = self._one_visit_kernel(variant)
-        return self._one_visit.of(found, shared)
+        launch = self._variants.get(variant)
+        if launch is None:
+            found, shared = self._one_visit_kernel(variant)
+            launch = self._variants[variant] = self._one_visit.of(found, shared)
+        return launch
 
     def _two_visits_of(self, variant: Variant) -> tuple[Launch, Launch]:
         """The same of both kernels."""
@@ -210,17 +228,20 @@ class GradientLaunches(RowLaunches):
         )
 
     @cached_property
+    def _variants(self) -> dict[Variant, Launch]:
+        return {}
+
+    @cached_property
     def _row_plan(self) -> RowPlan | None:
-        """How a row is held, if it fits into a block."""
+        """The way a row is held, if it fits into a block."""
         clusters = self.device.clusters
         few, most, *longer = row_plans(self.norm, self.itemsize, self.vector, clusters=clusters)
         packs = self.packs
         chunks = chunks_of(packs, few.chunks, most.chunks, _LONGEST)
         if packs <= 32 * few.chunks or chunks == few.chunks:
             return few
-        whole = self.vector * self.itemsize == VECTOR_BYTES
         for longest in (most, *longer):
-            plan = longest.of(packs) if whole and longest.shared else longest
+            plan = longest.of(packs) if self.whole and longest.shared else longest
             fits = packs <= plan.blocks * plan.threads * plan.chunks
             if fits and plan.shared + _SLOTS <= self.device.max_shared_memory:
                 return plan
@@ -246,7 +267,7 @@ class GradientLaunches(RowLaunches):
         packs = plan.threads if plan.shared else -(-self.packs // plan.chunks)
         found, shared = self._one_visit_kernel(self.plain)
         blocks = row_blocks(found, self.rows, packs, _LONGEST, shared, self.samples)
-        count = self._fewer(blocks.count) if self.wanted else blocks.count
+        count = self._fewer(blocks.count) if self.has_sums else blocks.count
         return Launch(found, (count, 1, self.samples), blocks.block, shared)
 
     def _by_clusters(self, plan: RowPlan) -> Launch:
@@ -254,7 +275,7 @@ class GradientLaunches(RowLaunches):
         found, _ = self._one_visit_kernel(PLAIN)
         packs = -(-self.width // (plan.chunks * self.vector))
         clusters = row_clusters(found, self.rows, packs, self.samples)
-        count = self._fewer(clusters.count) if self.wanted else clusters.count
+        count = self._fewer(clusters.count) if self.has_sums else clusters.count
         return Launch(found, (count * CLUSTER, 1, self.samples), clusters.block)
 
     def _one_visit_kernel(self, variant: Variant) -> tuple[LoadedKernel, int]:
@@ -282,7 +303,7 @@ class GradientLaunches(RowLaunches):
         sum_rows = Launch(sums, (min(self.rows, resident), parts, self.samples), block)
         found, resident = self._wide("apply_gradient")
         count = min(self.rows, max(1, resident // (tiles * self.samples)))
-        count = self._fewer(count) if self.wanted else count
+        count = self._fewer(count) if self.has_sums else count
         return sum_rows, Launch(found, (tiles, count, self.samples), block)
 
     def _wide(self, name: str) -> tuple[LoadedKernel, int]:
@@ -342,9 +363,9 @@ def _long(
         return 0, 0
     data, _, parameter = (dtype_named(name).itemsize for name in types)
     both = plan.shared + plan.chunks * vector * plan.threads * parameter
-    kept = variant is PLAIN and data == 2 and vector > 1
+    in_registers = not (variant.strided or variant.added) and data == 2 and vector > 1
     spills = plan.chunks == 20 and types[2] == "float16"
-    if kept or spills or both + _SLOTS > available:
+    if in_registers or spills or both + _SLOTS > available:
         return 1, plan.shared
     return 2, both
 

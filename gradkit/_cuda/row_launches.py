@@ -1,4 +1,4 @@
-"""How norms over rows are launched: what shapes and dtypes decide, once a plan."""
+"""Launches of norms over rows, which shapes and dtypes decide once a plan."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,7 +43,7 @@ class RowLaunches:
         odd_columns: int = 0,
         **more: Any,
     ) -> Self:
-        """Those of arrays of this shape; ``more``: the fields that only these launches have.
+        """Launches for arrays of this shape; ``more``: the fields that only these launches have.
 
         ``odd_columns``: how many a row may have that is odd.
         """
@@ -54,17 +54,22 @@ class RowLaunches:
 
     @cached_property
     def odd(self) -> bool:
-        """Whether rows are not whole packs."""
+        """True if rows are not whole packs."""
         return bool(self.width % self.vector)
 
     @cached_property
+    def whole(self) -> bool:
+        """True if rows are whole packs of as many bytes as one access can move."""
+        return self.vector * self.itemsize == VECTOR_BYTES and not self.odd
+
+    @cached_property
     def packs(self) -> int:
-        """How many packs the threads of a row share."""
+        """Number of packs that the threads of a row share."""
         return self.width // self.vector - self.odd
 
     @cached_property
     def plain(self) -> Variant:
-        """What takes rows without gaps."""
+        """Variant for rows without gaps."""
         return Variant(odd=True) if self.odd else PLAIN
 
     @cached_property
@@ -74,7 +79,7 @@ class RowLaunches:
 
     @cached_property
     def accumulator(self) -> DType:
-        """What sums over the data are computed in."""
+        """Dtype of sums over the data."""
         return dtype_named(accumulation_name(self.types[0]))
 
     @cached_property
@@ -89,7 +94,7 @@ class RowLaunches:
 
     @cached_property
     def starts(self) -> RowStarts:
-        """Where the rows of a call's arrays begin."""
+        """The starts of rows in the arrays of a call."""
         return RowStarts(self.axis)
 
     def column_sums(self, planes: int) -> Launch:
@@ -99,7 +104,7 @@ class RowLaunches:
 
 
 def _vector_of(name: str, width: int, odd_columns: int) -> int:
-    """The largest that divides the width; of odd 16-bit rows of enough packs, a whole pack."""
+    """Largest vector that divides the width; odd 16-bit rows, if long enough, use whole packs."""
     itemsize = dtype_named(name).itemsize
     found, whole = vector_of(itemsize, width), VECTOR_BYTES // itemsize
     odd = found == 1 and itemsize == 2 and 2 * whole + 2 <= width // whole and width <= odd_columns

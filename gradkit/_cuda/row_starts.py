@@ -1,4 +1,4 @@
-"""Where the rows of a norm's arrays begin, for kernels that find them at strides."""
+"""Starts of the rows of a norm's arrays, for kernels that find them at strides."""
 
 import math
 from collections.abc import Sequence
@@ -26,38 +26,45 @@ Strides = tuple[Shape | None, ...]  # of several arrays; None for an absent one
 
 
 class Variant(NamedTuple):
-    """What a kernel can do beside its plain form, which takes rows without gaps.
+    """Abilities of a kernel beside its plain form, which takes rows without gaps.
 
-    ``strided``: rows at strides, and a scale with an offset. ``added``: one more array; such
-    kernels are strided too. ``piece``: the elements that one access moves, 1 for rows
-    that begin between packs; 0: whole packs. ``odd``: rows are not whole packs; at strides, each
-    element is accessed alone.
+    ``strided``: rows at strides. ``further``: a scale with an offset, and samples with parameters
+    of their own, as strided kernels have too; ``added``: one more array beside. ``piece``: the
+    elements that one access moves, 1 for rows that begin between packs; 0: whole packs. ``odd``:
+    rows are not whole packs; at strides, each element is accessed alone.
     """
 
     strided: bool = False
+    further: bool = False
     added: bool = False
     piece: int = 0
     odd: bool = False
 
     @property
     def macros(self) -> Macros:
-        """How it is compiled; the plain form has no macro for it."""
-        numbers = zip(("STRIDED", "ADDED", "PIECE", "ODD"), map(int, self), strict=True)
-        return {name: number for name, number in numbers if number}
+        """Macros that it is compiled with; the plain form has none."""
+        names = "STRIDED", "FURTHER", "ADDED", "PIECE", "ODD"
+        return {name: int(number) for name, number in zip(names, self, strict=True) if number}
 
 
 PLAIN = Variant()
+FURTHER, ADDED = Variant(further=True), Variant(further=True, added=True)
+
+
+def offset_of(scale_offset: float) -> np.float64:
+    """The ``Layout`` of kernels that are further and not strided: -0.0 changes no scale."""
+    return np.float64(scale_offset or -0.0)
 
 
 class Strided(NamedTuple):
-    """How a kernel finds the rows of reachable arrays."""
+    """A kernel's variant and the strides by which it finds the rows of reachable arrays."""
 
     variant: Variant
     layout: np.ndarray[Any, Any]  # the kernels' ``Layout``, as bytes
 
 
 class RowStarts:
-    """Where rows begin in the arrays of a plan, which have the same strides in each call.
+    """Starts of rows in the arrays of a plan, which have the same strides in each call.
 
     Kernels reach rows without gaps inside, at strides that three dimensions describe for all arrays
     together.
@@ -92,7 +99,7 @@ class RowStarts:
         )
 
     def _find(self, arrays: Sequence[Array | None], odd: Sequence[bool]) -> list[bool]:
-        """Which arrays can be reached; an absent one counts as if it could."""
+        """Say of each array if it can be reached; an absent one counts as if it could."""
         near = [
             array is None or not (begins_odd or _gaps(array, self._axis))
             for array, begins_odd in zip(arrays, odd, strict=True)
@@ -119,7 +126,7 @@ class RowStarts:
         added: bool = False,
         odd: bool = False,
     ) -> Strided:
-        """What reaches these arrays in packs of ``vector``, in the order of their numbers.
+        """Strides of these arrays in packs of ``vector``, in the order of their numbers.
 
         ``odd``: rows are not whole packs.
         """
@@ -138,7 +145,7 @@ class RowStarts:
             starts = key[0] // first.itemsize, *(step for own in steps for step in own)
             between = odd or any(start % vector for start in starts)
             variant = Variant(strided=True, added=added, piece=int(between), odd=odd)
-            found = self._found[key] = Strided(variant, _layout(sizes, steps, scale_offset or -0.0))
+            found = self._found[key] = Strided(variant, _layout(sizes, steps, scale_offset))
         return found
 
 
@@ -146,7 +153,7 @@ def _layout(sizes: Shape, steps: list[Shape], scale_offset: float) -> np.ndarray
     fields = np.zeros((), _LAYOUT)
     _, fields["middle"], fields["inner"] = sizes
     fields["step"][: len(steps)] = steps
-    fields["scale_offset"] = scale_offset
+    fields["scale_offset"] = offset_of(scale_offset)
     return fields.view(f"V{_LAYOUT.itemsize}")
 
 
@@ -175,7 +182,7 @@ def _steps(
 
 
 def _gaps(array: Array, axis: int) -> bool:
-    """Whether rows have gaps inside, or do not begin at multiples of the size of an element."""
+    """True if rows have gaps inside, or do not begin at multiples of the size of an element."""
     size, inner = array.itemsize, math.prod(array.shape[axis:])
     if any(step % size for step in array.strides[:axis]):
         return True

@@ -25,6 +25,7 @@ from gradkit._numpy.rows import *
 from gradkit._numpy.spikes import *
 from gradkit._numpy.statistics import *
 from gradkit._numpy.steps import *
+from gradkit._numpy.updates import *
 
 
 def outputs(specs: Sequence[Spec | None]) -> list[Array | None]:
@@ -40,6 +41,11 @@ def scalar(value: Any) -> Array:
 def as_float64(value: Any) -> Array:
     """A number or an array as a float64 array."""
     return np.asarray(value, np.float64)
+
+
+def taken(array: Array, places: Array) -> Array:
+    """A vector's elements at these places."""
+    return array[places]
 
 
 def address(array: Array) -> int:

@@ -68,15 +68,15 @@ def _compensate(
     pairs = zip(call.grads, call.buffers, strict=True)
     grads = [np.broadcast_to(grad, buffer.shape) for grad, buffer in pairs]
     with whole():
-        for buffer, grad, kept in side_by_side(call.buffers, grads, compensation):
+        for buffer, grad, remainder in side_by_side(call.buffers, grads, compensation):
             nothing = np.full(buffer.shape, -0.0)
             before = nothing if overwrite else buffer.astype(np.float64)
-            change = (nothing if overwrite else kept) + grad.astype(np.float64) * scale
+            change = (nothing if overwrite else remainder) + grad.astype(np.float64) * scale
             store(before + change, buffer)
             after = buffer.astype(np.float64)
             moved = after - before
             rest = (before - (after - moved)) + (change - moved)
-            store(np.where(np.isfinite(after), rest, 0), kept)
+            store(np.where(np.isfinite(after), rest, 0), remainder)
 
 
 def _accumulate_at_random(call: AccumulateGrads, key: int) -> None:
@@ -85,8 +85,8 @@ def _accumulate_at_random(call: AccumulateGrads, key: int) -> None:
     with whole():
         for buffer, grad, counter in zip(call.buffers, call.grads, call.offsets, strict=True):
             for index in blocks(buffer.shape, BLOCK // 4):
-                own, term = part(buffer, index), part(grad, index).astype(np.float64) * scale
-                bits = random_bits(key, counter, own.size).reshape(own.shape)
-                rounded = rounded_at_random(term if overwrite else own + term, bits, own.dtype)
-                own.view(np.uint16)[...] = rounded
-                counter += own.size
+                block, term = part(buffer, index), part(grad, index).astype(np.float64) * scale
+                bits = random_bits(key, counter, block.size).reshape(block.shape)
+                rounded = rounded_at_random(term if overwrite else block + term, bits, block.dtype)
+                block.view(np.uint16)[...] = rounded
+                counter += block.size

@@ -63,7 +63,9 @@ def batch_norm_grad(call: records.BatchNormGrad) -> Engine:
         statistics = load(call.mean, channel), load(call.inv_std, channel)
         sums = _gradient_sums(call, channels, channel, *statistics)
         of_product, of_dy = sums
-        _differentiate(call, channels, channel, (of_product / channels.size, of_dy / channels.size))
+        if call.dx is not None:
+            means = of_product / channels.size, of_dy / channels.size
+            _differentiate(call, channels, channel, means, call.dx)
         _store_sums(call, channel, sums)
     return "native"
 
@@ -73,9 +75,9 @@ def batch_norm_inference(call: records.BatchNormInference) -> Engine:
     """Write ``y``, which may be ``x``."""
     _, channels = _by_channel(call.x, call)
     for channel in channels.cells:
-        known = Moments(load(call.mean, channel), np.zeros(1), load(call.var, channel))
-        inv_std = 1 / np.sqrt(known.variance + call.eps)
-        _normalize(call, channels, channel, known, inv_std)
+        moments = Moments(load(call.mean, channel), np.zeros(1), load(call.var, channel))
+        inv_std = 1 / np.sqrt(moments.variance + call.eps)
+        _normalize(call, channels, channel, moments, inv_std)
     return "native"
 
 
@@ -83,12 +85,14 @@ def batch_norm_inference(call: records.BatchNormInference) -> Engine:
 def batch_norm_inference_grad(call: records.BatchNormInferenceGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
     dy, channels = _by_channel(call.dy, call)
-    dx, _ = _by_channel(call.dx, call)
     for channel in channels.cells:
         inv_std = 1 / np.sqrt(load(call.var, channel) + call.eps)
-        if call.scale is not None:
+        if call.dscale is not None or call.dbias is not None:
             mean = load(call.mean, channel)
             _store_sums(call, channel, _gradient_sums(call, channels, channel, mean, inv_std))
+        if call.dx is None:
+            continue
+        dx, _ = _by_channel(call.dx, call)
         factor = channels.column(inv_std * _parameter(call.scale, 1.0, channel))
         for element in channels.elements:
             index = channel + element
@@ -116,15 +120,15 @@ def batch_norm_stats(call: records.BatchNormStats) -> None:
 @np.errstate(all="ignore")
 def combine_stats(call: records.CombineStats) -> None:
     """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
-    held = call.counts != 0
-    total = by_halves(call.counts[held]).sum()
+    present = call.counts != 0
+    total = by_halves(call.counts[present]).sum()
     call.total[...] = total
-    if not held.any():
+    if not present.any():
         call.mean[...] = call.var[...] = 0
         return
-    weights = (call.counts[held] / total)[:, None]
+    weights = (call.counts[present] / total)[:, None]
     for (part,) in blocks(call.mean.shape, max(1, _RANK_NUMBERS // len(weights))):
-        rows = call.means[:, part][held], call.variances[:, part][held]
+        rows = call.means[:, part][present], call.variances[:, part][present]
         call.mean[part], call.var[part] = _combined(*rows, weights)
 
 
@@ -133,11 +137,11 @@ def batch_norm_apply(call: records.BatchNormApply) -> None:
     """Write ``y``, ``saved_mean`` and ``inv_std``; ``y`` may be ``x``."""
     _, channels = _by_channel(call.x, call)
     for channel in channels.cells:
-        known = Moments(call.mean[channel], np.zeros(1), call.var[channel])
-        inv_std = 1 / np.sqrt(known.variance + call.eps)
-        store(known.mean, call.saved_mean[channel])
+        moments = Moments(call.mean[channel], np.zeros(1), call.var[channel])
+        inv_std = 1 / np.sqrt(moments.variance + call.eps)
+        store(moments.mean, call.saved_mean[channel])
         store(inv_std, call.inv_std[channel])
-        _normalize(call, channels, channel, known, inv_std)
+        _normalize(call, channels, channel, moments, inv_std)
 
 
 @np.errstate(all="ignore")
@@ -156,7 +160,7 @@ def batch_norm_grad_apply(call: records.BatchNormGradApply) -> None:
     _, channels = _by_channel(call.x, call)
     for channel in channels.cells:
         means = call.sum_dy_xhat[channel] / call.count, call.sum_dy[channel] / call.count
-        _differentiate(call, channels, channel, means)
+        _differentiate(call, channels, channel, means, call.dx)
 
 
 def _by_channel(array: Array, call: Any) -> tuple[Array, Cells]:
@@ -166,7 +170,7 @@ def _by_channel(array: Array, call: Any) -> tuple[Array, Cells]:
 
 
 def _parameter(numbers: Array | None, absent: float, channel: Index) -> Array:
-    """Those of some channels, in float64."""
+    """Return the numbers of some channels, in float64."""
     return np.full(1, absent) if numbers is None else load(numbers, channel)
 
 
@@ -193,16 +197,18 @@ def _gradient_sums(
     def product(element: Index) -> Array:
         index = channel + element
         xhat = (load(x, index) - centre) * factor
-        found: Array = load(dy, index) * xhat
-        return found
+        products: Array = load(dy, index) * xhat
+        return products
 
     return channels.sum(product), channels.sum(lambda element: load(dy, channel + element))
 
 
-def _differentiate(call: _Gradient, channels: Cells, channel: Index, means: _Pair) -> None:
+def _differentiate(
+    call: _Gradient, channels: Cells, channel: Index, means: _Pair, dx: Array
+) -> None:
     """Write dx of some channels, from the means of dy * xhat and of dy."""
     of_product, of_dy = map(channels.column, means)
-    dy, x, dx = (_by_channel(array, call)[0] for array in (call.dy, call.x, call.dx))
+    dy, x, dx = (_by_channel(array, call)[0] for array in (call.dy, call.x, dx))
     centre, inv_std = (channels.column(load(each, channel)) for each in (call.mean, call.inv_std))
     outer = inv_std * channels.column(_parameter(call.scale, 1.0, channel))
     for element in channels.elements:

@@ -48,8 +48,8 @@ def gated_rms_norm(call: GatedRmsNorm) -> None:
 
 
 def _square(source: Callable[[Index, Index], Array], row: Index, column: Index) -> Array:
-    found: Array = np.square(source(row, column))
-    return found
+    squares: Array = np.square(source(row, column))
+    return squares
 
 
 class _Block:
@@ -87,8 +87,8 @@ def gated_rms_norm_grad(call: GatedRmsNormGrad) -> None:
     def mean_of(row: Index) -> Array:
         def product(column: Index) -> Array:
             block = _Block(call, rows, row, column)
-            found: Array = block.w * block.xhat
-            return found
+            products: Array = block.w * block.xhat
+            return products
 
         return rows.mean(product)
 
@@ -97,14 +97,16 @@ def gated_rms_norm_grad(call: GatedRmsNormGrad) -> None:
     for column in rows.columns:
         total = np.zeros(1)
         for k, row in enumerate(rows.rows):
+            block = _Block(call, rows, row, column)
+            total = total + column_sums(block.u * block.xhat)
+            if call.dx is None and call.dgate is None:
+                continue
             mean = means[k] if k < len(means) else mean_of(row)
             if several and k == len(means):
                 means.append(mean)
-            block = _Block(call, rows, row, column)
-            total = total + column_sums(block.u * block.xhat)
-            dx, dgate = block.gradients(mean)
-            store(dx, call.dx[row + column])
-            store(dgate, call.dgate[row + column])
+            for gradient, out in zip(block.gradients(mean), (call.dx, call.dgate), strict=True):
+                if out is not None:
+                    store(gradient, out[row + column])
         if call.dscale is not None:
             target = part(call.dscale, column)
             store(np.broadcast_to(total, target.size), target)

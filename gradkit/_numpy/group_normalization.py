@@ -48,12 +48,13 @@ def group_norm(call: GroupNorm) -> None:
 @np.errstate(all="ignore")
 def group_norm_grad(call: GroupNormGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
-    dy, x, dx = (_by_group(array, call) for array in (call.dy, call.x, call.dx))
+    dy, x = (_by_group(array, call) for array in (call.dy, call.x))
+    dx = None if call.dx is None else _by_group(call.dx, call)
     scale = spread(call.scale, 1.0, x.shape, _CHANNELS)
     mean, inv_std = (spread(a, 1.0, x.shape, _STATISTICS) for a in (call.mean, call.inv_std))
     for run in _runs(x):
         arrays = [array[:, run] for array in (dy, x, mean, inv_std, scale)]
-        totals = _differentiate(arrays, inv_std[:, run], dx[:, run])
+        totals = _differentiate(arrays, inv_std[:, run], None if dx is None else dx[:, run])
         for gradient, total in zip((call.dscale, call.dbias), totals, strict=True):
             if gradient is not None:
                 store(total, gradient.reshape(x.shape[1:3])[run])
@@ -73,15 +74,16 @@ def _runs(x: Array) -> Iterator[slice]:
         yield run
 
 
-def _differentiate(arrays: Sequence[Array], inv_std: Array, dx: Array) -> Array:
+def _differentiate(arrays: Sequence[Array], inv_std: Array, dx: Array | None) -> Array:
     """Write dx; the sums of dy * xhat and of dy over samples and space."""
-    groups, totals = Cells(dx.shape, 2), np.zeros((2, *dx.shape[1:3]))
+    groups, totals = Cells(inv_std.shape, 2), np.zeros((2, *inv_std.shape[1:3]))
     for group in groups.cells:
         of_product, of_w = map(groups.column, _means(groups, arrays, group))
         for element in groups.elements:
             index = group + element
             dy, xhat, w = _block(arrays, index)
-            store((w - (xhat * of_product + of_w)) * load(inv_std, index), dx[index])
+            if dx is not None:
+                store((w - (xhat * of_product + of_w)) * load(inv_std, index), dx[index])
             for total, terms in zip(totals, (dy * xhat, dy), strict=True):
                 total[index[1:3]] += sums(terms, _CHANNELS)
     return totals

@@ -40,7 +40,7 @@ def magnitudes(block: Array) -> Array:
 
 
 def unit_of(largest: Any, norm_type: float) -> Any:
-    """What magnitudes up to the largest are divided by; 1 if that is 0 or not finite.
+    """Divisor for magnitudes up to the largest; 1 if that is 0 or not finite.
 
     For p = 1 and 2 a power of two, so that nothing is rounded.
     """
@@ -56,7 +56,7 @@ def root_of(total: Any, norm_type: float) -> Any:
 
 
 def parts_of(grad: Array, norm_type: float) -> list[Part]:
-    """What to combine for the norm of a gradient."""
+    """Partial results to combine for the norm of a gradient."""
     return [_part(block, norm_type) for (block,) in side_by_side([grad])]
 
 
@@ -100,37 +100,49 @@ def state_of(parts: Sequence[Part], norm_type: float) -> tuple[float, float, flo
     unit, hi = _join(parts, norm_type)
     if unit == 0 or not math.isfinite(unit) or math.isinf(norm_type):
         return unit, 0.0, float(unit != 0)
-    terms = [total * (own / unit) ** norm_type for own, total in parts]
+    terms = [total * (part_unit / unit) ** norm_type for part_unit, total in parts]
     return hi, math.fsum([*terms, -hi]), unit
+
+
+def sum_of_states(states: Array, norm_type: float) -> tuple[float, float, float]:
+    """The (hi, lo, unit) of several together, of which hi is rounded from all."""
+    his, los, units = states
+    if math.isinf(norm_type):
+        return float(his.max()), 0.0, 1.0  # NumPy's maximum keeps NaN
+    largest = float(units.max())
+    if largest == 0 or not np.isfinite(his).all():
+        return float(his.sum()), 0.0, largest
+    shares = np.where(units == largest, 1.0, units / largest)
+    terms = np.concatenate([his, los]) * np.tile(shares, 2) ** norm_type
+    if not np.isfinite(terms).all():
+        return math.nan, 0.0, largest
+    hi = math.fsum(terms.tolist())
+    return hi, math.fsum([*terms.tolist(), -hi]), largest
 
 
 def norm_of_states(states: Array, by: float, norm_type: float) -> float:
     """The norm of several ranks' (hi, lo, unit): rounded as if one rank had added up all."""
-    his, los, units = states
-    if math.isinf(norm_type):
-        return float(his.max() * by)  # NumPy's maximum keeps NaN
-    largest = float(units.max())
-    if largest == 0 or not np.isfinite(his).all():
-        return float(his.sum() * by)
-    shares = np.where(units == largest, 1.0, units / largest)
-    terms = np.concatenate([his, los]) * np.tile(shares, 2) ** norm_type
-    total = math.fsum(terms.tolist()) if np.isfinite(terms).all() else math.nan
-    return _product(largest, float(root_of(total, norm_type)), by)
+    hi, _, unit = sum_of_states(states, norm_type)
+    if math.isinf(norm_type) or unit == 0 or not math.isfinite(hi):
+        return hi * by
+    return _product(unit, float(root_of(hi, norm_type)), by)
 
 
 def digest_of(*numbers: float) -> float:
-    """What stands for some numbers: a whole number that a float64 holds.
+    """Hash some numbers to a whole number that a float64 can hold.
 
     -0 counts as 0, and all NaN are alike. As in kernels/norm_of_ranks.cu.
     """
     digest = 0
     for number in numbers:
-        known = math.nan if math.isnan(number) else number + 0.0
-        digest = (digest ^ int(np.float64(known).view(np.uint64))) * 0x9E3779B97F4A7C15 % (1 << 64)
+        canonical = math.nan if math.isnan(number) else number + 0.0
+        digest = (
+            (digest ^ int(np.float64(canonical).view(np.uint64))) * 0x9E3779B97F4A7C15 % (1 << 64)
+        )
         digest ^= digest >> 32
     return float(digest >> 11)
 
 
 def nonfinite(parts: Sequence[Part]) -> bool:
-    """Whether an element was NaN or infinite; no part overflows."""
+    """True if an element was NaN or infinite; no part overflows."""
     return not all(math.isfinite(unit) for unit, _ in parts)

@@ -18,6 +18,7 @@ from gradkit._numpy.list_norms import (
     norm_of_states,
     parts_of,
     state_of,
+    sum_of_states,
 )
 from gradkit._numpy.writes import side_by_side, store, whole
 
@@ -28,6 +29,7 @@ __all__ = [
     "grad_norm",
     "head_of",
     "join_ranks",
+    "joined_parts",
     "norm_of_ranks",
     "norm_parts",
     "rank_state",
@@ -46,8 +48,8 @@ def grad_norm(call: records.GradNorm) -> None:
     norms = [combined(parts, order, by) for parts in each]
     call.norm[...] = np.reshape(norms, call.norm.shape)
     if call.found_inf is not None:
-        found = [nonfinite(parts) for parts in each]
-        call.found_inf[...] = np.reshape(found, call.found_inf.shape)
+        flags = [nonfinite(parts) for parts in each]
+        call.found_inf[...] = np.reshape(flags, call.found_inf.shape)
 
 
 @np.errstate(all="ignore")
@@ -61,6 +63,15 @@ def norm_parts(call: records.NormParts) -> None:
         each = [list(chain.from_iterable(each))]
     for row, parts in zip(call.parts, each, strict=True):
         row[...] = state_of(parts, call.norm_type)
+
+
+@np.errstate(all="ignore")
+def joined_parts(parts: Array, places: Array, count: int, norm_type: float) -> Array:
+    """Rows of ``norm_parts`` joined to ``count`` ones: each belongs to the one at its place."""
+    joined = np.zeros((count, parts.shape[1]))
+    for k in range(count):
+        joined[k] = sum_of_states(parts[places == k].T, norm_type)
+    return joined
 
 
 @np.errstate(all="ignore")
@@ -97,10 +108,12 @@ def join_ranks(call: records.JoinRanks) -> None:
     """The norm of all ranks' gradients, unless one failed; and what a clip is to use."""
     states, by, most = call.states, float(call.scale), float(call.max_norm)
     statuses, digests, numbers = states[:, :3].T
-    own = np.where(digests != call.digest, 2, np.where(numbers != digest_of(by, most), 3, 0))
-    own[statuses != 0] = 1
-    if own.any():
-        call.faults[...] = np.where(call.faults == 0, own, call.faults)
+    faults_here = np.where(
+        digests != call.digest, 2, np.where(numbers != digest_of(by, most), 3, 0)
+    )
+    faults_here[statuses != 0] = 1
+    if faults_here.any():
+        call.faults[...] = np.where(call.faults == 0, faults_here, call.faults)
         call.factors[...] = 0, 1, math.inf
         if call.fresh:
             call.norm[...] = math.nan
@@ -117,13 +130,13 @@ def clip_coefficient(call: records.ClipCoefficient) -> None:
 
 def clip_by_norm(call: records.ClipByNorm) -> None:
     """``outs = grads * (scale * coefficient)``, or zeros if the norm is not finite."""
-    norm, by = float(call.norm), float(call.scale)  # of which the second is: the host read it
+    norm, by = float(call.norm), float(call.scale)  # the host has read the scale
     if call.zero_nonfinite and not math.isfinite(norm):
         _zero(call.outs)
         return
-    found = coefficient(norm, float(call.max_norm), call.eps)
+    factor = coefficient(norm, float(call.max_norm), call.eps)
     # If the norm is infinite, finite gradients become 0, though the scale is what made it so.
-    _scale(call.grads, found * by if found else found, call.outs)
+    _scale(call.grads, factor * by if factor else factor, call.outs)
 
 
 def scale_grads(call: records.ScaleGrads) -> None:

@@ -181,16 +181,18 @@ def _differentiate(
         return of_w, rows.mean(lambda column: w(row, column) * xhat(row, column))
 
     several = len(rows.columns) > 1
-    kept: list[tuple[Array | float, Array]] = []  # before dx takes the place of dy
+    means_by_block: list[tuple[Array | float, Array]] = []  # before dx takes the place of dy
     for column in rows.columns:
         of_product = of_dy = np.zeros(1)
         for k, row in enumerate(rows.rows):
-            means = kept[k] if k < len(kept) else means_of(row)
-            if several and k == len(kept):
-                kept.append(means)
             dy, normalized = rows.block(call.dy, row, column), xhat(row, column)
             of_product = of_product + column_sums(dy * normalized)
             of_dy = of_dy + column_sums(dy)
+            if call.dx is None:
+                continue
+            means = means_by_block[k] if k < len(means_by_block) else means_of(row)
+            if several and k == len(means_by_block):
+                means_by_block.append(means)
             dx = w(row, column) - (normalized * means[1] + means[0])
             dx *= rows.statistic(call.inv_std, row)
             if ds is not None:

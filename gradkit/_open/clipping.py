@@ -1,4 +1,4 @@
-"""What the functions that clip have in common: limits, policies and where results go."""
+"""Parts that the clipping functions share: limits, policies, and where results go."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from gradkit._backend import FLOAT64, Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import GradNorm
 from gradkit._open import trees
-from gradkit._open.given import is_scalar
+from gradkit._open.arguments import is_scalar
 from gradkit._open.gradients import Gradients
 from gradkit._open.results import Results
 from gradkit._open.several_devices import Twins
@@ -24,7 +24,7 @@ _ABSENT = {type(None)}
 
 
 class Rule(NamedTuple):
-    """How a norm is taken, and what it means, as checked. An ``eps`` below 0 is added to it."""
+    """The rule by which a norm is taken and applied. An ``eps`` below 0 is added to the norm."""
 
     order: float
     eps: float = 0.0
@@ -45,7 +45,7 @@ def rule_of(
 
 
 def policy_of(nonfinite: str) -> str:
-    """What happens if a norm is NaN or infinite."""
+    """Check ``nonfinite``, the policy for norms that are NaN or infinite."""
     return checks.choice(nonfinite, "nonfinite", ("propagate", "raise", "zero"))
 
 
@@ -88,7 +88,7 @@ class Likes(NamedTuple):
     views: Any  # a table
 
     def results(self) -> list[Any]:
-        """What the caller gets."""
+        """Results, as the caller's arrays."""
         arrays: list[Any] = self.views.arrays
         return arrays
 
@@ -96,16 +96,16 @@ class Likes(NamedTuple):
 def twins(group: Gradients, out: Any, apart: Iterable[Any] = ()) -> Results | Twins | Likes:
     """Arrays like the gradients: the caller's, or new ones."""
     if out is None and isinstance(group.views, _host.Table):
-        made = group.framework.alike(group.arrays)
-        if made is not None:
-            return Likes(group.views.like(made))
-    given = None
+        new_arrays = group.framework.alike(group.arrays)
+        if new_arrays is not None:
+            return Likes(group.views.like(new_arrays))
+    outs = None
     if out is not None:
-        given = tuple(_in_order_of(group, out))
-    names = group.names() if given else repeat("")
+        outs = tuple(_in_order_of(group, out))
+    names = group.names() if outs else repeat("")
     named = zip(names, group.views, strict=False)
     specs = [Spec(name, view.shape, view.dtype) for name, view in named]
-    return group.twins(given, specs, apart)
+    return group.twins(outs, specs, apart)
 
 
 def _in_order_of(group: Gradients, out: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What other libraries make of public functions: their names of arguments, and their compilers.
+"""Calls of public functions with other libraries' argument names, or inside their compilers.
 
 And what callers are told: tracebacks are short.
 """
@@ -111,37 +111,39 @@ def answers(function: Function) -> Function:
 
 
 def _answer(function: Function, args: Sequence[Any], kwargs: Iterable[str]) -> str | None:
-    """What is wrong with how a function was called, if its signature shows it."""
-    own = inspect.signature(function).parameters
+    """Say what is wrong with a call, if the function's signature shows it."""
+    parameters = inspect.signature(function).parameters
     for name in kwargs:
-        if name in _INSTEAD and name not in own:
+        if name in _INSTEAD and name not in parameters:
             said = _INSTEAD[name]
             if not isinstance(said, str):  # by what the function takes
-                said = next(s for argument, s in said.items() if not argument or argument in own)
+                said = next(
+                    s for argument, s in said.items() if not argument or argument in parameters
+                )
             return f"has no argument {name!r}; {said}"
-    kinds = [parameter.kind for parameter in own.values()]
-    first = [*own][: kinds.index(_BY_NAME) if _BY_NAME in kinds else None]
-    if "axis" in own and own.keys() & {"x", "y"}:  # a norm, of rows
-        for given in args[1:]:
-            axis = _axis_of(given)
+    kinds = [parameter.kind for parameter in parameters.values()]
+    first = [*parameters][: kinds.index(_BY_NAME) if _BY_NAME in kinds else None]
+    if "axis" in parameters and parameters.keys() & {"x", "y"}:  # a norm, of rows
+        for value in args[1:]:
+            axis = _axis_of(value)
             if axis is not None:
                 return (
-                    f"takes no shape by position, and got {given!r}; leave it out and pass "
+                    f"takes no shape by position, and got {value!r}; leave it out and pass "
                     f"axis={axis}, the first axis that is normalised (-1 if left out)"
                 )
     if len(args) > len(first):
-        named = ", ".join(list(own)[len(first) :])
+        named = ", ".join(list(parameters)[len(first) :])
         hint = f", and by name {named}" if named else ""
         return f"takes {len(first)} arguments by position, {', '.join(first)}{hint}"
     return None
 
 
-def _axis_of(given: Any) -> int | None:
+def _axis_of(value: Any) -> int | None:
     """The first axis that is normalised, if a value is PyTorch's shape of those, or an axis."""
-    if type(given) is int:
-        return min(given, -1)
-    if isinstance(given, (list, tuple)) and given and all(type(each) is int for each in given):
-        return -len(given)
+    if type(value) is int:
+        return min(value, -1)
+    if isinstance(value, (list, tuple)) and value and all(type(each) is int for each in value):
+        return -len(value)
     return None
 
 
@@ -150,13 +152,13 @@ def tell(error: Exception, library: Framework | None, names: Mapping[str, str] =
 
     ``names``: arguments that the function called has under other names.
     """
-    said = own = str(error)
+    said = text = str(error)
     for name, instead in names.items():
-        own = re.sub(rf"\b{name}\b", instead, own)
+        text = re.sub(rf"\b{name}\b", instead, text)
     if library is not None:
-        own = library.in_its_words(own)
-    if own != said:
-        error.args = (own,)
+        text = library.in_its_words(text)
+    if text != said:
+        error.args = (text,)
     shorten(error)
 
 
@@ -198,8 +200,8 @@ def norm_comes(place: int) -> Callable[[Function], Function]:
 
 
 _REASON = (
-    "gradkit computes outside of PyTorch's graphs; leave out fullgraph=True, or call the norms of "
-    "gradkit.torch, which are operators"
+    "gradkit computes outside of PyTorch's graphs; leave out fullgraph=True, or call the norms "
+    "and clipping of gradkit.torch, which are operators"
 )
 
 
@@ -236,6 +238,6 @@ def close_to_dynamo(names: Iterable[Any]) -> None:
 
 
 def _is_ours(function: FunctionType) -> bool:
-    """Whether its code is of no other library, such as what all context managers run."""
+    """True if its code is of no other library, such as what all context managers run."""
     name: str = function.__globals__["__name__"]
     return name.partition(".")[0] == "gradkit"

@@ -33,8 +33,8 @@ from gradkit._calls.roles import Grads
 from gradkit._dtypes import float_name
 from gradkit._host import chosen
 from gradkit._open import memory, trees
-from gradkit._open.given import (
-    Given,
+from gradkit._open.arguments import (
+    Arguments,
     check_device,
     floating,
     known_framework,
@@ -57,7 +57,7 @@ _UNKNOWN = [None]  # in the place of leaves: no array
 Beside: TypeAlias = Callable[[], Mapping[str, Any]]
 
 
-class Gradients(Given):
+class Gradients(Arguments):
     """The gradients of one call: all of one library, on one device or, if ``several``, on more.
 
     Then some may also be in host memory, as arrays of that library or of NumPy.
@@ -99,7 +99,7 @@ class Gradients(Given):
         several: bool = False,
         floats: bool = True,
     ):
-        self.numbers = []
+        self.numbers, self.counted = [], []
         self._label, self._instead, self._several, self._floats = label, instead, several, floats
         table = grads if isinstance(grads, _host.Table) else _table_of(grads, instead)
         if table is not None:  # nearly always
@@ -109,8 +109,8 @@ class Gradients(Given):
             self.framework = known_framework(self.like, label)
             self.backend = backend_of_table(table, self.framework)
             return
-        # What a thousand small gradients have in common is looked at once, and each by itself
-        # only if something is unusual: the checks must not take longer than the work.
+        # A thousand small gradients are looked at together, and each by itself only if something
+        # is unusual: the checks must not take longer than the work.
         self._tree, self._is_frozen = grads, False
         self.arrays, self.is_flat = _leaves_of(grads)
         kinds = set(map(type, self.arrays))
@@ -154,7 +154,7 @@ class Gradients(Given):
         return trees.names(self.tree, self._label)
 
     def each(self, said: Any, label: str) -> Iterator[Any]:
-        """What is said of each: by a function of name and array, or in a container like theirs."""
+        """Values for each, from a function of name and array or from a container like theirs."""
         if callable(said):
             return map(said, trees.dotted_names(self.tree, self._label), self.arrays)
         if not isinstance(said, (Mapping, list)):
@@ -167,13 +167,13 @@ class Gradients(Given):
 
     def dtypes(self) -> Iterable[Any]:
         """The dtype of each, as its library or NumPy has it."""
-        own = self.views
-        return map(_dtype_of, own.arrays if isinstance(own, _host.Table) else own)
+        views = self.views
+        return map(_dtype_of, views.arrays if isinstance(views, _host.Table) else views)
 
     def shapes(self) -> Iterable[Shape]:
         """The shape of each."""
-        own = self.views
-        return map(_shape_of, own.arrays if isinstance(own, _host.Table) else own)
+        views = self.views
+        return map(_shape_of, views.arrays if isinstance(views, _host.Table) else views)
 
     def name(self, index: int) -> str:
         """The expression that reaches one gradient; for many, `names` walks the tree once."""
@@ -187,15 +187,15 @@ class Gradients(Given):
         return (self.name(0), self.views[0]) if self.arrays else (self._label, None)
 
     def number(self, value: Any, label: str) -> Number:
-        """As of any call; one that may lie in a gradient is read before that is written."""
+        """As `Arguments.number`, but copy an array, since it may share memory with a gradient."""
         if type(value) is float:
             return value
         number = super().number(value, label)
         if isinstance(number, float) or not self._instead:
             return number
-        own = self.backend.empty((), number.dtype)
-        own[...] = number
-        return own
+        duplicate = self.backend.empty((), number.dtype)
+        duplicate[...] = number
+        return duplicate
 
     def near(self, number: Array, label: str) -> Array:
         for place, share in enumerate(self.shares[1:], 1):
@@ -251,7 +251,7 @@ class Gradients(Given):
             raise ValueError(f"{label} overlaps {self.name(k)}; pass a copy")
 
     def _lie_apart_from(self, views: Iterable[Array | None]) -> bool:
-        """Whether a quick look shows that they share no memory with other arrays."""
+        """True if a quick look shows that they share no memory with other arrays."""
         if self._plain:
             return memory.plainly_apart([*views], self.views)
         present = [view for view in views if view is not None]
@@ -261,7 +261,7 @@ class Gradients(Given):
         return others is not None and _host.code.apart(self.views, others)
 
     def are_whole(self) -> bool:
-        """Whether none are parts, which lie on several ranks."""
+        """True if none are parts, which lie on several ranks."""
         is_table = isinstance(self.views, _host.Table)  # which has none
         return is_table or self.is_flat or not any(True for _ in parts_in(self.tree))
 
@@ -271,10 +271,10 @@ class Gradients(Given):
             raise ValueError(f"{self._label} are this rank's parts of gradients; {hint}")
 
     def picked(self, chosen: Sequence[bool]) -> "Gradients":
-        """Those that are chosen, in the same places: there is ``None`` for the others."""
-        kept = (a if one else None for a, one in zip(self.arrays, chosen, strict=True))
+        """Select gradients, in the same places: the others become ``None``."""
+        leaves = (a if one else None for a, one in zip(self.arrays, chosen, strict=True))
         few = copy(self)
-        few._tree = trees.rebuild(self.tree, kept, close=lambda made: made)
+        few._tree = trees.rebuild(self.tree, leaves, close=lambda container: container)
         few._is_frozen, few.is_flat = True, False
         few.arrays = list(compress(self.arrays, chosen))
         few.views = picked(self.views, chosen)
@@ -285,17 +285,17 @@ class Gradients(Given):
         return trees.rebuild(self.tree, iter(results))
 
     def returned(self, grads: Any) -> Any:
-        """What an in-place function gives back: the caller's own object."""
+        """Return the caller's own object, as in-place functions do."""
         return self.rebuilt(self.arrays) if isinstance(grads, Iterator) else grads
 
     def wrote(self) -> None:
         """Tell the library that every gradient's memory was written."""
         if self.framework.returns_views:
             return
-        own = self.arrays
+        arrays = self.arrays
         if self._beside_host():
-            own = [array for array in own if framework_for(type(array)) is self.framework]
-        self.framework.wrote(own)  # a library that has arrays of its own
+            arrays = [array for array in arrays if framework_for(type(array)) is self.framework]
+        self.framework.wrote(arrays)  # a library that has arrays of its own
 
     def _join(self, beside: Mapping[str, Any]) -> None:
         for label, array in beside.items():
@@ -333,14 +333,14 @@ class Gradients(Given):
         self.views = opened if isinstance(opened, Spread) else Views(opened)
         if isinstance(opened, Spread):
             self.shares = [
-                Share(own, self.arrays, self.name(own.positions[0])) for own in opened.places
+                Share(place, self.arrays, self.name(place.positions[0])) for place in opened.places
             ]
             self.backend = backend_of_all(opened)
         else:
             self.backend = backend_of(self.views[0])
 
     def _beside_host(self) -> bool:
-        """Whether arrays are of two libraries, of which NumPy is one."""
+        """True if arrays are of two libraries, of which NumPy is one."""
         return bool(self.shares) and self.shares[-1].framework is not self.framework
 
     def _viewed_beside_host(self) -> list[Array]:
@@ -413,19 +413,19 @@ class Gradients(Given):
 
 
 def backend_of_table(table: Any, framework: Framework) -> Backend:
-    """What computes on a table's arrays, which are of a library."""
+    """Return the backend of a table's arrays."""
     if table.device < 0:
         return chosen.get()
-    known = framework.known_backend(table.device)
-    return known or backend_of(framework.view(table.arrays[0], write=False))
+    backend = framework.known_backend(table.device)
+    return backend or backend_of(framework.view(table.arrays[0], write=False))
 
 
 def _leaves_of(grads: Any) -> tuple[list[Any], bool]:
     """The leaves of plain dicts, lists and tuples, and whether it is a list of nothing else."""
     if type(grads) is list and None not in map(framework_for, set(map(type, grads))):
         return [*grads], True
-    found = _host.code and _host.code.leaves(grads)
-    return found or (_UNKNOWN, False)
+    leaves = _host.code and _host.code.leaves(grads)
+    return leaves or (_UNKNOWN, False)
 
 
 def _table_of(grads: Any, instead: str) -> Any:

@@ -9,7 +9,7 @@ from gradkit import _host
 from gradkit._calls import checks
 from gradkit._dtypes import FLOATS, float_of
 from gradkit._open import memory, trees
-from gradkit._open.given import check_device, refuse_mixture, same_device
+from gradkit._open.arguments import check_device, refuse_mixture, same_device
 from gradkit._open.gradients import Gradients
 
 # Of the dtypes of an array that is written and of its partner: why they do not fit, if so.
@@ -52,8 +52,8 @@ def check_pairs(
         pair = written.views[k].dtype, others.views[k].dtype
         reason = why(*pair)
         if reason is not None:
-            found = f"{others.name(k)} has dtype {pair[1]} and {written.name(k)} {pair[0]}"
-            raise TypeError(f"{found}{reason}")
+            dtypes = f"{others.name(k)} has dtype {pair[1]} and {written.name(k)} {pair[0]}"
+            raise TypeError(f"{dtypes}{reason}")
     if not _are_alike(written, others):
         for k, (other, view) in enumerate(zip(others.views, written.views, strict=True)):
             checks.shape(other, view.shape, others.name(k), f"the shape of {written.name(k)}")
@@ -64,34 +64,34 @@ _NAMES = tuple(FLOATS)
 
 
 def _fit(written: Gradients, others: Gradients, why: WhyNot, may_be: bool) -> bool:
-    """Whether a quick look shows that there is nothing to raise."""
-    into, given = written.views, others.views
-    if not (isinstance(into, _host.Table) and isinstance(given, _host.Table)):
+    """True if a quick look shows that there is nothing to raise."""
+    into, partners = written.views, others.views
+    if not (isinstance(into, _host.Table) and isinstance(partners, _host.Table)):
         return False
-    pairs: int = _host.code.fitting(into, given, may_be)
+    pairs: int = _host.code.fitting(into, partners, may_be)
     return pairs >= 0 and all(
-        why(own, other) is None
-        for k, own in enumerate(_NAMES)
+        why(dtype, other) is None
+        for k, dtype in enumerate(_NAMES)
         for n, other in enumerate(_NAMES)
         if pairs >> (4 * k + n) & 1
     )
 
 
 def _have_like_places(written: Gradients, others: Gradients) -> bool:
-    """Whether a quick look shows that two containers have the same structure."""
-    into, given = written.tree, others.tree
+    """True if a quick look shows that two containers have the same structure."""
+    into, partners = written.tree, others.tree
     if len(written.arrays) != len(others.arrays):
         return False
-    if into is written.arrays or given is others.arrays:
-        return into is written.arrays and given is others.arrays
-    flat = type(into) is type(given) is dict and [*into] == [*given]
+    if into is written.arrays or partners is others.arrays:
+        return into is written.arrays and partners is others.arrays
+    flat = type(into) is type(partners) is dict and [*into] == [*partners]
     return flat and all(
-        map(is_, chain(into.values(), given.values()), chain(written.arrays, others.arrays))
+        map(is_, chain(into.values(), partners.values()), chain(written.arrays, others.arrays))
     )
 
 
 def _are_alike(written: Gradients, others: Gradients) -> bool:
-    """Whether all pairs agree in their shapes."""
+    """True if all pairs agree in their shapes."""
     return all(map(eq, written.shapes(), others.shapes()))
 
 
@@ -105,13 +105,13 @@ def why_lossy(written: Any, other: Any) -> str | None:
 
 def check_apart(written: Gradients, others: Gradients, *, may_be: bool = False) -> None:
     """Raise if arrays that are written share memory with others; ``may_be`` as in check_pairs."""
-    into, given = written.views, others.views
-    tables = isinstance(into, _host.Table) and isinstance(given, _host.Table)
-    if tables and _host.code.apart(into, given):
+    into, partners = written.views, others.views
+    tables = isinstance(into, _host.Table) and isinstance(partners, _host.Table)
+    if tables and _host.code.apart(into, partners):
         return
     backend = written.backend
     for k, place in memory.meetings(backend, written.views, others.views):
         views = written.views[k], others.views[place]
-        own = may_be and k == place and memory.same_elements(backend, *views)
-        if not own and memory.overlap(backend, *views):
+        is_same = may_be and k == place and memory.same_elements(backend, *views)
+        if not is_same and memory.overlap(backend, *views):
             raise ValueError(f"{others.name(place)} overlaps {written.name(k)}; pass a copy")

@@ -13,7 +13,7 @@ from gradkit._calls.backend import Backend
 from gradkit._calls.layouts import check_result
 from gradkit._calls.record import Described
 from gradkit._open import memory
-from gradkit._open.given import RETURNED, Given
+from gradkit._open.arguments import RETURNED, Arguments
 from gradkit._open.memory import Named
 
 _NUMPY = {np.ndarray, type(None)}
@@ -21,36 +21,38 @@ MayBe = Callable[[], Sequence[Sequence[Array | None]]]
 
 
 class Results:
-    """What a call writes and gives back.
+    """Outputs of a call.
 
     ``views`` are the caller's arrays as the backend's, and after ``make`` all that is written;
     ``results()`` are what the caller gets. ``label`` is the argument's name; several arguments have
     one each.
     """
 
-    __slots__ = ("_arrays", "_given", "_label", "_owner", "fresh", "views")
+    __slots__ = ("_arrays", "_callers", "_label", "_owner", "fresh", "views")
     views: list[Any]
     fresh: bool  # whether all memory is new, of which nobody knows yet
 
-    def __init__(self, owner: Given, out: Any, count: int, label: str | tuple[str, ...] = "out"):
+    def __init__(
+        self, owner: Arguments, out: Any, count: int, label: str | tuple[str, ...] = "out"
+    ):
         self._owner, self._label = owner, label
         if out is None:
-            self._given: tuple[Any, ...] = (None,) * count
+            self._callers: tuple[Any, ...] = (None,) * count
             self.views, self.fresh = [None] * count, True
             return
-        self._given = as_tuple(out, count, label)
-        self.fresh = all(map(is_, self._given, repeat(None)))
-        plain = owner.framework is HOST and _NUMPY.issuperset(map(type, self._given))
-        if plain or owner.are_views([array for array in self._given if array is not None]):
-            self.views = list(self._given)
+        self._callers = as_tuple(out, count, label)
+        self.fresh = all(map(is_, self._callers, repeat(None)))
+        plain = owner.framework is HOST and _NUMPY.issuperset(map(type, self._callers))
+        if plain or owner.are_views([array for array in self._callers if array is not None]):
+            self.views = list(self._callers)
         else:
             self.views = [
                 None if array is None else owner.view(array, name, write=True)
-                for array, name in zip(self._given, self._labels(), strict=True)
+                for array, name in zip(self._callers, self._labels(), strict=True)
             ]
 
     def named(self) -> list[tuple[str, Array]]:
-        """What is written, by name."""
+        """Arrays that are written, with their names."""
         pairs = zip(self._labels(), self.views, strict=True)
         return [(name, view) for name, view in pairs if view is not None]
 
@@ -67,7 +69,7 @@ class Results:
         if owner.framework.returns_views and self.fresh:
             self.views = self._arrays = owner.backend.outputs(specs)
             return
-        self._arrays = list(self._given)
+        self._arrays = list(self._callers)
         for position, spec in enumerate(specs):
             if spec is not None and self.views[position] is None:
                 self.views[position] = self._new(position, spec)
@@ -78,7 +80,7 @@ class Results:
         if framework.returns_views:
             return self._arrays
         if not self.fresh:
-            framework.wrote([array for array in self._given if array is not None])
+            framework.wrote([array for array in self._callers if array is not None])
         return [
             framework.wrap(view, like) if array is None and view is not None else array
             for array, view in zip(self._arrays, self.views, strict=True)
@@ -90,9 +92,9 @@ class Results:
 
         def allocate(shape: Any, dtype: Any) -> Array:
             nonlocal array
-            made = owner.framework.empty(shape, dtype, owner.like)
+            pair = owner.framework.empty(shape, dtype, owner.like)
             alone = Spec(spec.name, shape, dtype)
-            view, array = made or (owner.backend.outputs([alone])[0], None)
+            view, array = pair or (owner.backend.outputs([alone])[0], None)
             return view
 
         view = spec.allocate(allocate)
@@ -103,7 +105,7 @@ class Results:
 
     def _labels(self) -> Sequence[str]:
         label = self._label
-        return labels_of(len(self._given), label) if isinstance(label, str) else label
+        return labels_of(len(self._callers), label) if isinstance(label, str) else label
 
 
 def refuse(
@@ -127,13 +129,13 @@ def refuse(
     allowed = may_be() if may_be is not None else [()] * len(outs)
     for position, index in memory.meetings(backend, outs, inputs):
         (label, view), (other, source) = written[position], read[index]
-        own = [array for array in allowed[position] if array is not None]
+        permitted = [array for array in allowed[position] if array is not None]
         if memory.same_elements(backend, view, source) and any(
-            memory.same_elements(backend, view, array) for array in own
+            memory.same_elements(backend, view, array) for array in permitted
         ):
             continue
         if memory.overlap(backend, view, source):
-            names = [name for name, input_ in read if any(input_ is a for a in own)]
+            names = [name for name, input_ in read if any(input_ is a for a in permitted)]
             rather = f" without being {' or '.join(names)} itself" if names else ""
             raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
     pair = memory.first_overlap(backend, outs)
@@ -143,7 +145,7 @@ def refuse(
 
 
 def _lie_apart(backend: Backend, written: Named, read: Named) -> bool:
-    """Whether a quick look shows that no array that is written shares memory with another."""
+    """True if a quick look shows that no array that is written shares memory with another."""
     every = [view for _, view in (*written, *read)]
     objects = set(map(id, every[: len(written)]))
     if len(objects) < len(written) or not objects.isdisjoint(map(id, every[len(written) :])):
@@ -152,7 +154,7 @@ def _lie_apart(backend: Backend, written: Named, read: Named) -> bool:
 
 
 def labels_of(count: int, label: str = "out") -> Sequence[str]:
-    """What the arrays in ``out`` are called."""
+    """Names of the arrays in ``out``."""
     return [f"{label}[{k}]" for k in range(count)] if count > 1 else [label]
 
 
@@ -165,6 +167,6 @@ def as_tuple(out: Any, count: int, label: str | tuple[str, ...] = "out") -> tupl
             kind = type(out).__qualname__
             raise TypeError(f"{label} must be an array that the result is written to, not {kind}")
         wanted = f"a tuple of {count}" if count > 1 else "an array or a tuple of 1"
-        given = f"a tuple of {len(out)}" if isinstance(out, tuple) else type(out).__qualname__
-        raise TypeError(f"out must be {wanted} (None for what may be allocated), not {given}")
+        passed = f"a tuple of {len(out)}" if isinstance(out, tuple) else type(out).__qualname__
+        raise TypeError(f"out must be {wanted} (None for what may be allocated), not {passed}")
     return out

@@ -12,22 +12,22 @@ import numpy as np
 from gradkit._arrays import backend_of
 from gradkit._backend import Array, OneDevice, Spec, Spread, Views
 from gradkit._calls.backend import Backend
-from gradkit._open.given import Given, known_framework
+from gradkit._open.arguments import Arguments, known_framework
 from gradkit._open.memory import Named
 from gradkit._open.results import Results
 
 
-class Share(Given):
+class Share(Arguments):
     """The gradients of one device, or those on the host, to make results that lie there."""
 
-    __slots__ = ("_first", "own")
+    __slots__ = ("_first", "part")
 
-    def __init__(self, own: OneDevice, arrays: Sequence[Any], name: str):
+    def __init__(self, part: OneDevice, arrays: Sequence[Any], name: str):
         super().__init__()
-        self.own, self.like = own, arrays[own.positions[0]]
+        self.part, self.like = part, arrays[part.positions[0]]
         self.framework = known_framework(self.like, name)
-        self._first = name, own.views[0]
-        self.backend = backend_of(own.views[0])
+        self._first = name, part.views[0]
+        self.backend = backend_of(part.views[0])
 
     def first(self) -> tuple[str, Array]:
         return self._first
@@ -43,7 +43,7 @@ class Twins(NamedTuple):
     def of(
         cls,
         shares: Sequence[Share],
-        given: Sequence[Any] | None,
+        outs: Sequence[Any] | None,
         specs: Sequence[Spec],
         inputs: Callable[[], Named],
     ) -> "Twins":
@@ -51,34 +51,34 @@ class Twins(NamedTuple):
         labels = [f"out[{k}]" for k in range(len(specs))]
         every = []
         for share in shares:
-            pick = share.own.of
-            mine = None if given is None else tuple(pick(given))
+            pick = share.part.of
+            mine = None if outs is None else tuple(pick(outs))
             with share.on_stream():
-                own = pick(specs)
-                results = Results(share, mine, len(own), tuple(pick(labels)))
+                picked = pick(specs)
+                results = Results(share, mine, len(picked), tuple(pick(labels)))
                 if mine is not None:
-                    results.check(own, inputs())
-                results.make(own)
+                    results.check(picked, inputs())
+                results.make(picked)
                 every.append(results)
         return cls(shares, every)
 
     @property
     def views(self) -> list[Array]:
-        """What is written, in the gradients' order."""
+        """Arrays that are written, in the gradients' order."""
         return self._in_order(outputs.views for outputs in self.outputs)
 
     def results(self) -> list[Any]:
-        """What the caller gets, in the gradients' order."""
-        found = []
+        """Results as the caller's arrays, in the gradients' order."""
+        by_share = []
         for share, outputs in zip(self.shares, self.outputs, strict=True):
             with share.on_stream():
-                found.append(outputs.results())
-        return self._in_order(found)
+                by_share.append(outputs.results())
+        return self._in_order(by_share)
 
     def _in_order(self, lists: Iterable[Sequence[Any]]) -> list[Any]:
         every: dict[int, Any] = {}
         for share, items in zip(self.shares, lists, strict=True):
-            every |= zip(share.own.positions, items, strict=True)
+            every |= zip(share.part.positions, items, strict=True)
         return [every[k] for k in range(len(every))]
 
 
@@ -88,18 +88,18 @@ def spread(views: Sequence[Array]) -> Spread:
     for k, view in enumerate(views):
         positions.setdefault(None if type(view) is np.ndarray else backend_of(view), []).append(k)
     places = {
-        where: OneDevice(tuple(own), Views([views[k] for k in own]))
-        for where, own in positions.items()
+        where: OneDevice(tuple(indices), Views([views[k] for k in indices]))
+        for where, indices in positions.items()
     }
     host = places.pop(None, None)
     return Spread(views, [*places.values()], host)
 
 
 def backend_of_all(views: Spread) -> Backend:
-    """What computes on gradients of several devices."""
+    """Return the backend of gradients on several devices."""
     from gradkit._cuda.several_devices import backend_of_several
 
-    backends: Any = tuple(backend_of(own.views[0]) for own in views.devices)
+    backends: Any = tuple(backend_of(part.views[0]) for part in views.devices)
     host: Any = None if views.host is None else backend_of(views.host.views[0])
     return backend_of_several(backends, host)
 

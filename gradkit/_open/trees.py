@@ -26,10 +26,10 @@ def freeze(tree: Any, is_leaf: IsLeaf = is_array, depth: int = 0) -> Any:
     """
     if tree is None or is_leaf(tree) or isinstance(tree, _NO_CONTAINERS):
         return tree
-    own = None if isinstance(tree, Parts) else opened(tree)
-    if hasattr(tree, "shape") and not _is_around_one(tree, own):
+    container = None if isinstance(tree, Parts) else opened(tree)
+    if hasattr(tree, "shape") and not _is_around_one(tree, container):
         return tree  # an array that is not known, such as a sparse one
-    tree = tree if own is None else own
+    tree = tree if container is None else container
     if not isinstance(tree, Iterable):
         return tree
     if depth == _DEEPEST:
@@ -44,9 +44,9 @@ def freeze(tree: Any, is_leaf: IsLeaf = is_array, depth: int = 0) -> Any:
     return _like_sequence(tree, frozen) if isinstance(tree, (list, tuple)) else frozen
 
 
-def _is_around_one(tree: Any, own: Any) -> bool:
-    """Whether what has a shape is opened as a container of one array, which has that shape."""
-    inner = [*own.values()] if isinstance(own, OpenedMapping) else []
+def _is_around_one(tree: Any, container: Any) -> bool:
+    """True if what has a shape is opened as a container of one array, which has that shape."""
+    inner = [*container.values()] if isinstance(container, OpenedMapping) else []
     return len(inner) == 1 and getattr(inner[0], "shape", None) == tree.shape
 
 
@@ -100,8 +100,8 @@ def rebuild(tree: Any, replacements: Iterator[Any], close: Callable[[Any], Any] 
     if tree is None:
         return None
     if _is_flat(tree):
-        own = islice(replacements, len(tree))
-        return list(own) if type(tree) is list else dict(zip(tree, own, strict=True))
+        branches = islice(replacements, len(tree))
+        return list(branches) if type(tree) is list else dict(zip(tree, branches, strict=True))
     if isinstance(tree, Mapping) and not is_array(tree):
         return close(_like_mapping(tree, [rebuild(b, replacements, close) for b in tree.values()]))
     if isinstance(tree, (list, tuple)):
@@ -110,7 +110,7 @@ def rebuild(tree: Any, replacements: Iterator[Any], close: Callable[[Any], Any] 
 
 
 def spread(prefix: Any, tree: Any, label: str, other: str) -> Iterator[Any]:
-    """What is said of each leaf of a frozen tree.
+    """Yield the value for each leaf of a frozen tree, from a container that may end above them.
 
     The prefix has dicts and lists like the tree's containers, down to values that hold for all
     leaves below. ``label`` and ``other`` are what errors call the two.
@@ -183,16 +183,16 @@ def in_order_of(tree: Any, other: Any) -> Any:
     return other
 
 
-def check_structure(found: Iterable[str], wanted: Iterable[str], label: str, other: str) -> None:
+def check_structure(names: Iterable[str], wanted: Iterable[str], label: str, other: str) -> None:
     """Raise unless the names of two trees' leaves are the same, after their labels."""
-    for leaf, name in zip_longest(found, wanted):
+    for leaf, name in zip_longest(names, wanted):
         if None in (leaf, name) or leaf.removeprefix(label) != name.removeprefix(other):
             said = f"{label} must have the same structure as {other}"
             raise ValueError(f"{said}; {name or leaf} has no counterpart")
 
 
 def _is_flat(tree: Any) -> bool:
-    """Whether a list or a dict has nothing but arrays, as most have; each costs one look."""
+    """True if a list or a dict has nothing but arrays, as most have; each costs one look."""
     kind = type(tree)
     branches = tree if kind is list else tree.values() if kind is dict else (None,)
     return None not in map(framework_for, map(type, branches))
@@ -203,7 +203,7 @@ def _branches(tree: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _summary(tree: Any) -> str:
-    """How a container differs from another, in a few words."""
+    """Describe a container in a few words, so that it can be compared with another."""
     if isinstance(tree, Mapping):
         return f"the keys {', '.join(map(repr, tree))}" if tree else "no keys"
     if isinstance(tree, (list, tuple)):
@@ -229,10 +229,10 @@ def gradients_of(parameters: Any, attr: str) -> list[Any]:
         return hasattr(value, attr)
 
     every = leaves(freeze(parameters, is_parameter), is_parameter)
-    found = [gradient_of(leaf, attr, "parameters holds") for leaf in every]
+    every_grad = [gradient_of(leaf, attr, "parameters holds") for leaf in every]
     refuse_gradients(every, attr, "parameters")
     refuse_twice(every, "parameters")
-    return [grad for grad in found if grad is not None]
+    return [grad for grad in every_grad if grad is not None]
 
 
 def gradient_of(parameter: Any, attr: str, label: str) -> Any:
@@ -250,7 +250,7 @@ def gradient_of(parameter: Any, attr: str, label: str) -> Any:
 
 
 def takes_no_gradient(value: Any, attr: str) -> bool:
-    """Whether a tensor is no parameter, not even one that is frozen, but a gradient perhaps.
+    """True if a tensor is no parameter, not even one that is frozen, but a gradient perhaps.
 
     It may have been computed so that it can be differentiated again.
     """
@@ -295,7 +295,7 @@ def walk(tree: Any, root: str) -> Iterator[tuple[str, Any]]:
 
 
 def expression(root: str, keys: Keys) -> str:
-    """What reaches a leaf in Python: ``grads['w'][2]``."""
+    """Return the Python expression of a leaf: ``grads['w'][2]``."""
     return root + "".join(f".{key}" if isinstance(key, Attribute) else f"[{key!r}]" for key in keys)
 
 
@@ -316,8 +316,8 @@ def paths(tree: Any, is_leaf: IsLeaf = is_array, keys: Keys = ()) -> Iterator[tu
 
 
 def _like_mapping(tree: Mapping[Any, Any], branches: list[Any], keys: Iterable[Any] = ()) -> Any:
-    made = dict(zip(keys or tree, branches, strict=True))
-    return tree.like(made) if isinstance(tree, (Parts, OpenedMapping)) else made
+    mapping = dict(zip(keys or tree, branches, strict=True))
+    return tree.like(mapping) if isinstance(tree, (Parts, OpenedMapping)) else mapping
 
 
 def _like_sequence(tree: list[Any] | tuple[Any, ...], branches: list[Any]) -> Any:

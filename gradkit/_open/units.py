@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from gradkit._calls import checks
 from gradkit._calls.lists import ClipUnits, UnitNorms
 from gradkit._calls.roles import Grads, Norm, Number
 from gradkit._open import trees
+from gradkit._open.arguments import known_framework
 from gradkit._open.clipping import apart_from, policy_of, raise_if_nonfinite, twins
-from gradkit._open.given import known_framework
-from gradkit._open.gradients import Gradients
+from gradkit._open.gradients import Beside, Gradients
 from gradkit._open.memory import Named
 from gradkit._open.results import Results
 from gradkit._typing import Along, Axis
@@ -28,17 +28,16 @@ _PLAIN = {int, type(None)}
 
 
 class UnitRule(NamedTuple):
-    """How norms are taken, and what they mean."""
+    """The rule by which norms are taken and applied."""
 
     order: float
     mean: bool
-    axis: Axis
     eps: float
     policy: str
 
 
 class UnitLimits(NamedTuple):
-    """What units are clipped to: ``common * max(size, least)``, or ``common`` without sizes.
+    """Limits of units: ``common * max(size, least)``, or ``common`` without sizes.
 
     ``params`` gives the parameters whose sizes count, by name.
     """
@@ -49,8 +48,21 @@ class UnitLimits(NamedTuple):
     params: Callable[[], Named] = tuple
 
 
+class Partition(Protocol):
+    """Gradients cut into units, or put together to blocks, each with a norm of its own."""
+
+    def norms(self, group: Gradients, rule: UnitRule) -> Norm:
+        """All norms that the call gives, in memory of their own."""
+
+    def clipped_by(self, group: Gradients, norms: Norm) -> tuple[Norm, Axes]:
+        """The norms that elements are clipped by, as ``ClipUnits`` has them."""
+
+    def returned(self, group: Gradients, norms: Results, out: Any) -> Any:
+        """The norms as the caller gets them."""
+
+
 class UnitShapes(NamedTuple):
-    """What one norm covers, gradient by gradient."""
+    """Shapes of the units that share a norm, gradient by gradient."""
 
     axes: Axes
     shapes: list[Shape]  # of each gradient's norms
@@ -60,51 +72,97 @@ class UnitShapes(NamedTuple):
         """The number of units."""
         return sum(map(math.prod, self.shapes))
 
+    def norms(self, group: Gradients, rule: UnitRule) -> Norm:
+        """The norms of all units."""
+        norms = Norm(group.backend.empty((self.total,), FLOAT64))
+        group.backend.unit_norms(
+            UnitNorms(
+                grads=group.views, norm_type=rule.order, axes=self.axes, mean=rule.mean, norms=norms
+            )
+        )
+        return norms
 
-LimitsOf: TypeAlias = Callable[[Gradients, UnitShapes], UnitLimits]
+    def clipped_by(self, group: Gradients, norms: Norm) -> tuple[Norm, Axes]:  # noqa: ARG002
+        """The same, and the axes of a unit."""
+        return norms, self.axes
+
+    def returned(self, group: Gradients, norms: Results, out: Any) -> Any:
+        """The caller's structure with norms where gradients were."""
+        if out is not None:
+            norms.results()  # tells the library that they were written
+        vector = norms.views[0]
+        each = known_framework(vector, "norms").parts(vector, self.shapes)
+        return group.rebuilt(each if group.framework.returns_views else map(group.wrap, each))
 
 
-def block_rule(norm_type: Any, rms: bool, axis: Axis, eps: Any, nonfinite: str) -> UnitRule:
+UnitsOf: TypeAlias = Callable[[Gradients], Any]  # a Partition
+LimitsOf: TypeAlias = Callable[[Gradients, Any], UnitLimits]  # of the same units
+
+
+def block_rule(norm_type: Any, rms: bool, eps: Any, nonfinite: str) -> UnitRule:
     order, mean = checks.norm_order(norm_type), checks.flag(rms, "rms")
-    return UnitRule(order, mean, axis, checks.epsilon(eps), policy_of(nonfinite))
+    return UnitRule(order, mean, checks.epsilon(eps), policy_of(nonfinite))
 
 
-def adaptive_rule(axis: Axis, nonfinite: str) -> UnitRule:
-    return UnitRule(2.0, False, axis, _SMALLEST_NORM, policy_of(nonfinite))
+def adaptive_rule(nonfinite: str) -> UnitRule:
+    return UnitRule(2.0, False, _SMALLEST_NORM, policy_of(nonfinite))
 
 
 def clip_each(
-    grads: Any, rule: UnitRule, limits_of: LimitsOf, outs: tuple[Any, Any], *, instead: str = ""
+    grads: Any,
+    rule: UnitRule,
+    units_of: UnitsOf,
+    limits_of: LimitsOf,
+    outs: tuple[Any, Any],
+    *,
+    instead: str = "",
+    beside: Beside | None = None,
 ) -> tuple[Any, Any]:
     """Clip gradients, in place or to the first of ``outs``; return what holds them, and the norms.
 
     ``instead``: what to do if they cannot be written in place; without it they never are.
     """
-    group = Gradients(grads, instead=instead)
-    group.refuse_shards("their blocks lie on several ranks")
+    group = Gradients(grads, instead=instead, beside=beside)
     out, norms_out = outs
     with group.on_stream():
-        units = _units(group, rule.axis)
+        units: Partition = units_of(group)
         limits = limits_of(group, units)
         clipped = (
             None if instead else twins(group, out, apart=() if out is None else limits.params())
         )
+        computed = units.norms(group, rule)
         apart: Named = ()
         if norms_out is not None:
             apart = [*limits.params(), *(() if clipped is None else apart_from(clipped))]
-        norms = group.outputs(norms_out, (Spec("the norms", (units.total,), FLOAT64),), apart=apart)
-        _clip(group, units, rule, limits, norms, (group if clipped is None else clipped).views)
+        norms = group.outputs(norms_out, (Spec("the norms", computed.shape, FLOAT64),), apart=apart)
+        if rule.policy == "raise":
+            raise_if_nonfinite(group, computed)
+        by, axes = units.clipped_by(group, computed)
+        call = ClipUnits(
+            grads=group.views,
+            norms=by,
+            max_norm=limits.common,
+            eps=rule.eps,
+            axes=axes,
+            zero_nonfinite=rule.policy == "zero",
+            outs=(group if clipped is None else clipped).views,
+            param_norms=limits.sizes,
+            least=limits.least,
+        )
+        group.backend.clip_units(call)
+        norms.views[0][...] = computed
         if clipped is None:
             group.wrote()
             tree = group.tree
         else:
             results = clipped.results()
             tree = group.rebuilt(results) if out is None else out
-        return tree, _in_place_of(group, units, norms, norms_out)
+        return tree, units.returned(group, norms, norms_out)
 
 
-def _units(group: Gradients, axis: Axis) -> UnitShapes:
-    """What the caller's axis makes of each gradient."""
+def units_along(group: Gradients, axis: Axis) -> UnitShapes:
+    """Return the units of each gradient for the caller's axis."""
+    group.refuse_shards("their blocks lie on several ranks")
     asked, shapes = tuple(group.each(axis, "axis")), tuple(group.shapes())
     kinds = {*map(type, asked)}
     if tuple in kinds:
@@ -119,9 +177,9 @@ def _units_of(asked: Sequence[Along], every: Sequence[Shape], names: Sequence[st
     """The same of gradients of these shapes and names."""
     axes, shapes = [], []
     for one, shape, name in zip(asked, every, names, strict=True):
-        own = _along(one, len(shape), name)
-        axes.append(own)
-        shapes.append(tuple(n for k, n in enumerate(shape) if k not in own))
+        along = _along(one, len(shape), name)
+        axes.append(along)
+        shapes.append(tuple(n for k, n in enumerate(shape) if k not in along))
     return UnitShapes(tuple(axes), shapes)
 
 
@@ -133,22 +191,22 @@ def _along(asked: Along, ndim: int, name: str) -> tuple[int, ...]:
     every = tuple(range(ndim))
     if asked is None:
         return every
-    given = tuple(asked) if isinstance(asked, Iterable) else (asked,)
-    for one in given:
+    axes = tuple(asked) if isinstance(asked, Iterable) else (asked,)
+    for one in axes:
         checks.integer(one, label)
     if ndim < 2:
         return every
-    found = sorted(checks.axis_index(one, ndim, label) for one in given)
-    if len(set(found)) < len(found):
-        raise ValueError(f"{label} is {given}, which names an axis twice")
-    return tuple(found)
+    sorted_axes = sorted(checks.axis_index(one, ndim, label) for one in axes)
+    if len(set(sorted_axes)) < len(sorted_axes):
+        raise ValueError(f"{label} is {axes}, which names an axis twice")
+    return tuple(sorted_axes)
 
 
 def _table_like(group: Gradients, params: list[Any]) -> Any:
     """A table of parameters, if there clearly is one of each gradient's shape."""
-    own: Any = group.views
-    table = _host.code.table(params, False) if isinstance(own, _host.Table) else None
-    fits = table is not None and table.device == own.device and own.pairs_with(table) >= 0
+    views: Any = group.views
+    table = _host.code.table(params, False) if isinstance(views, _host.Table) else None
+    fits = table is not None and table.device == views.device and views.pairs_with(table) >= 0
     return table if fits else None
 
 
@@ -159,92 +217,56 @@ def _params(group: Gradients, params: Any) -> tuple[Grads, Callable[[], Named]]:
         views = _table_like(group, [*params])
         if views is not None:
             return views, lambda: [*zip(trees.names(params, "params"), views, strict=True)]
-    held = []
+    named = []
     tree = trees.freeze(params)
     partners = trees.partners(group.tree, tree, "grads", "params")
     for (name, param), view in zip(partners, group.views, strict=True):
-        own = group.view(param, name, detach=True)
-        checks.floating(own, name)
-        checks.shape(own, view.shape, name, "the shape of its gradient")
-        held.append((name, own))
-    return [own for _, own in held], lambda: held
+        array = group.view(param, name, detach=True)
+        checks.floating(array, name)
+        checks.shape(array, view.shape, name, "the shape of its gradient")
+        named.append((name, array))
+    return [array for _, array in named], lambda: named
 
 
 def adaptive_limits(
     group: Gradients, units: UnitShapes, *, params: Any, clipping: Any, least: float
 ) -> UnitLimits:
     """The limit of each unit, from the norm of the same unit of the parameters."""
-    ratio, (held, named) = group.limit(clipping, "clipping"), _params(group, params)
+    ratio, (arrays, named) = group.limit(clipping, "clipping"), _params(group, params)
     if not (isinstance(ratio, float) and math.isfinite(ratio)):
         least = max(least, math.ulp(0.0))  # so that inf clips nothing: inf * 0 is NaN
     norms = group.backend.empty((units.total,), FLOAT64)
     group.backend.unit_norms(
-        UnitNorms(grads=held, norm_type=2.0, axes=units.axes, mean=False, norms=norms)
+        UnitNorms(grads=arrays, norm_type=2.0, axes=units.axes, mean=False, norms=norms)
     )
     return UnitLimits(ratio, Norm(norms), least, named)
 
 
 def given_limits(group: Gradients, units: UnitShapes, *, max_norm: Any) -> UnitLimits:
     """The caller's limit for all units, or one for each."""
-    if is_array(max_norm) and getattr(max_norm, "shape", None):
-        view = group.argument(max_norm, "max_norm")
-        checks.floating(view, "max_norm")
-        checks.shape(view, (units.total,), "max_norm", "one limit per unit")
-        if type(view) is np.ndarray and not (view >= 0).all():
-            raise ValueError("max_norm must be at least 0 for each unit")
-        each = [(slice(None), group.backend.as_float64(view))]
-    elif callable(max_norm) or isinstance(max_norm, (Mapping, list)):
-        ends = [*accumulate(map(math.prod, units.shapes), initial=0)]
-        pairs = zip(group.each(max_norm, "max_norm"), group.names(), strict=True)
-        found = [group.limit(one, f"max_norm for {name}") for one, name in pairs]
-        each = [(slice(*ends[k : k + 2]), limit) for k, limit in enumerate(found)]
-    else:
+    if callable(max_norm) or isinstance(max_norm, (Mapping, list)):
+        return limits_of_each(group, units, group.each(max_norm, "max_norm"))
+    if not (is_array(max_norm) and getattr(max_norm, "shape", None)):
         return UnitLimits(group.limit(max_norm, "max_norm"))
+    view = group.argument(max_norm, "max_norm")
+    checks.floating(view, "max_norm")
+    checks.shape(view, (units.total,), "max_norm", "one limit per unit")
+    if type(view) is np.ndarray and not (view >= 0).all():
+        raise ValueError("max_norm must be at least 0 for each unit")
     # Memory of its own, which is read while gradients are written.
     limits = group.backend.empty((units.total,), FLOAT64)
-    for where, limit in each:
-        limits[where] = limit
+    limits[...] = group.backend.as_float64(view)
     return UnitLimits(1.0, Norm(limits), -math.inf)
 
 
-def _clip(
-    group: Gradients,
-    units: UnitShapes,
-    rule: UnitRule,
-    limits: UnitLimits,
-    norms: Results,
-    outs: Any,
-) -> None:
-    """Write the norms and the clipped gradients; nothing if an error is raised."""
-    backend, wanted = group.backend, norms.views[0]
-    own = backend.empty(wanted.shape, FLOAT64)
-    backend.unit_norms(
-        UnitNorms(
-            grads=group.views, norm_type=rule.order, axes=units.axes, mean=rule.mean, norms=own
-        )
-    )
-    if rule.policy == "raise":
-        raise_if_nonfinite(group, own)
-    backend.clip_units(
-        ClipUnits(
-            grads=group.views,
-            norms=own,
-            max_norm=limits.common,
-            eps=rule.eps,
-            axes=units.axes,
-            zero_nonfinite=rule.policy == "zero",
-            outs=outs,
-            param_norms=limits.sizes,
-            least=limits.least,
-        )
-    )
-    wanted[...] = own
-
-
-def _in_place_of(group: Gradients, units: UnitShapes, norms: Results, out: Any) -> Any:
-    """The caller's structure with norms where gradients were."""
-    if out is not None:
-        norms.results()  # tells the library that they were written
-    found = norms.views[0]
-    each = known_framework(found, "norms").parts(found, units.shapes)
-    return group.rebuilt(each if group.framework.returns_views else map(group.wrap, each))
+def limits_of_each(group: Gradients, units: UnitShapes, said: Iterable[Any]) -> UnitLimits:
+    """The limits of units, from one for each gradient: numbers, of which some may be in arrays."""
+    pairs = zip(said, group.names(), strict=True)
+    each = [group.limit(one, f"max_norm for {name}") for one, name in pairs]
+    ends = [*accumulate(map(math.prod, units.shapes), initial=0)]
+    on_host = [limit if isinstance(limit, float) else 0.0 for limit in each]
+    limits = group.backend.as_float64(np.repeat(on_host, np.diff(ends)))
+    for k, limit in enumerate(each):
+        if not isinstance(limit, float):
+            limits[slice(*ends[k : k + 2])] = limit
+    return UnitLimits(1.0, Norm(limits), -math.inf)

@@ -34,43 +34,45 @@ def clip_all(
     """
     near = partial(beside, ranks, asked.norm_out, asked.found_inf)
     several = asked.clip is None and asked.count is None
-    held = Gradients(grads, instead=instead, beside=near, several=several)
+    gradients = Gradients(grads, instead=instead, beside=near, several=several)
     some, counts = (
-        None if said is None else _chosen(held, said, label)
+        None if said is None else _chosen(gradients, said, label)
         for said, label in ((asked.clip, "clip"), (asked.count, "count"))
     )
-    counted = held if counts is None else held.picked(counts)
-    with held.on_stream():
-        wanted, flags = asked.wanted.of(held), flags_of(held, asked.found_inf, ())
+    counted = gradients if counts is None else gradients.picked(counts)
+    with gradients.on_stream():
+        wanted, flags = asked.wanted.of(gradients), flags_of(gradients, asked.found_inf, ())
         if not several:
-            wanted = wanted._replace(choices=_Choices(held, ranks, some, counts))
+            wanted = wanted._replace(choices=_Choices(gradients, ranks, some, counts))
         apart = flags.named() if flags else []
-        clipped = None if instead else twins(held, out, apart=apart)
+        clipped = None if instead else twins(gradients, out, apart=apart)
         further = () if clipped is None else apart_from(clipped)
-        norm = held.outputs(asked.norm_out, (NORM,), apart=chain(further, apart))
+        norm = gradients.outputs(asked.norm_out, (NORM,), apart=chain(further, apart))
         factors = take_norm(counted, wanted, ranks, norm, flags)
-        clip_by(held, factors, (held if clipped is None else clipped).views, wanted.rule, some)
+        clip_by(
+            gradients, factors, (gradients if clipped is None else clipped).views, wanted.rule, some
+        )
         if clipped is None:
-            held.wrote()
-            return held.tree, norm.results()[0]
+            gradients.wrote()
+            return gradients.tree, norm.results()[0]
         results = clipped.results()
-        return held.rebuilt(results) if out is None else out, norm.results()[0]
+        return gradients.rebuilt(results) if out is None else out, norm.results()[0]
 
 
 class _Choices(NamedTuple):
-    """Which gradients are clipped, and which count.
+    """The gradients that are clipped, and those that count.
 
     As text, that of the gradients which all ranks hold: of their others ranks know nothing.
     """
 
-    held: Gradients
+    gradients: Gradients
     ranks: Ranks
     clip: Any
     count: Any
 
     def __str__(self) -> str:
         """The names of those that are not clipped, or do not count."""
-        names = on_all(self.held, self.ranks)
+        names = on_all(self.gradients, self.ranks)
         said = ""
         for label, chosen in (("clip", self.clip), ("count", self.count)):
             left = sorted(filter(None, compress(names, map(not_, chosen or ()))))
@@ -79,11 +81,11 @@ class _Choices(NamedTuple):
 
 
 def clip_by(
-    held: Gradients, factors: Factors, outs: Grads, rule: Rule, some: list[bool] | None = None
+    gradients: Gradients, factors: Factors, outs: Grads, rule: Rule, some: list[bool] | None = None
 ) -> None:
     """Clip all gradients, or some: the others are only scaled."""
     call = ClipByNorm(
-        grads=held.views,
+        grads=gradients.views,
         norm=factors.norm,
         max_norm=factors.limit,
         scale=factors.scale,
@@ -92,19 +94,19 @@ def clip_by(
         outs=outs,
     )
     if some is None:
-        held.backend.clip_by_norm(call)
+        gradients.backend.clip_by_norm(call)
         return
     with Uninterrupted():
-        call.clip_some(held.backend, some)
+        call.clip_some(gradients.backend, some)
 
 
-def _chosen(held: Gradients, said: Any, label: str) -> list[bool]:
-    """Of each gradient whether it is meant."""
-    flat = type(said) is list and held.is_flat and len(said) == len(held.arrays)
+def _chosen(gradients: Gradients, said: Any, label: str) -> list[bool]:
+    """Return a bool for each gradient: from a list, a container, or a function."""
+    flat = type(said) is list and gradients.is_flat and len(said) == len(gradients.arrays)
     if flat and {bool}.issuperset(map(type, said)):
         return said
-    each = [*held.each(said, label)]
+    each = [*gradients.each(said, label)]
     if {bool}.issuperset(map(type, each)):
         return each
-    names = held.names()
+    names = gradients.names()
     return [checks.flag(one, f"{label} for {next(names)}") for one in each]

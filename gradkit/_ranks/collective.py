@@ -1,4 +1,4 @@
-"""A call that all ranks of a group make together: it is one call, and all end it or none does."""
+"""A collective call: it succeeds on all ranks of a group, or fails on all."""
 
 import zlib
 from contextlib import nullcontext
@@ -9,14 +9,14 @@ import numpy as np
 
 from gradkit._arrays import backend_of
 from gradkit._calls import checks
-from gradkit._open.given import known_framework, view_of
+from gradkit._open.arguments import known_framework, view_of
 from gradkit._ranks.device import raise_if_any
 from gradkit._ranks.groups import Group
 from gradkit.errors import RankError
 
 State = np.ndarray[Any, Any]  # float64 numbers of one rank
 
-# What a header's first number says: 0 if a rank holds no parts that ranks have found out about.
+# First number of a header: 0 if a rank holds no parts that ranks have found out about.
 _FAILED = 1.0
 SET_UP = 2.0  # all are to find out about their parts
 SERIALS = 3  # from here on: what ranks found out
@@ -43,22 +43,22 @@ class Collective:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return 1 if self._group is None else self._group.size
 
     @property
     def rank(self) -> int:
-        """Which of them makes this call."""
+        """The rank that makes this call."""
         return 0 if self._group is None else self._group.rank
 
     @property
     def missing(self) -> bool:
-        """Whether there is no group, not even one of a single rank."""
+        """True if there is no group, not even one of a single rank."""
         return self._group is None
 
     @property
     def has_both(self) -> bool:
-        """Whether numbers travel in host memory, and could between devices."""
+        """True if numbers travel in host memory, and could between devices."""
         return not self.alone and hasattr(self._group, "between_devices")
 
     def between_devices(self, number: int) -> "Collective":
@@ -68,7 +68,7 @@ class Collective:
 
     @property
     def adds(self) -> bool:
-        """Whether the group can add up."""
+        """True if the group can add up."""
         return hasattr(self._group, "allreduce")
 
     @property
@@ -110,12 +110,12 @@ class Collective:
             header[2 : 2 + state.size] = state
         self._met = True
         headers = self.rows(header)
-        said, calls = headers[:, 0], headers[:, 1]
-        asks = said == SET_UP
+        serials, calls = headers[:, 0], headers[:, 1]
+        asks = serials == SET_UP
         like = calls[np.argmin(asks)] if serial == SET_UP else header[1]
-        differ = (calls != like) & ~asks | ((said == 0) != (serial == 0))
-        self._raise_if_apart(said == _FAILED, differ, _told(call, state.size))
-        if asks.any() or (said != said[0]).any():
+        differ = (calls != like) & ~asks | ((serials == 0) != (serial == 0))
+        self._raise_if_apart(serials == _FAILED, differ, _told(call, state.size))
+        if asks.any() or (serials != serials[0]).any():
             return np.empty((0, state.size))
         return headers[:, 2 : 2 + state.size] if fits else self.rows(state)
 
@@ -135,16 +135,16 @@ class Collective:
         if self.on_device:  # other ranks may not wait here, and so cannot be asked
             raise_if_any(np.where(failed, 1.0, np.where(differs, 2.0, 0.0)))
         elif failed.any():
-            said = self.say("")
-            at_fault = {int(rank): said[rank] for rank in np.flatnonzero(failed)}
+            texts = self.say("")
+            at_fault = {int(rank): texts[rank] for rank in np.flatnonzero(failed)}
             raise RankError("another rank failed, and nothing was written on any", at_fault)
         elif differs.any():
-            said = self.say(call)
+            texts = self.say(call)
             raise RankError("ranks make different calls, and nothing was written on any",
-                            dict(enumerate(said)))  # fmt: skip
+                            dict(enumerate(texts)))  # fmt: skip
 
     def say(self, text: str) -> list[str]:
-        """What every rank says, in 240 bytes."""
+        """Gather a text of at most 240 bytes from every rank."""
         letters = np.zeros(_TEXT)
         encoded = text.encode(errors="replace")[:_TEXT]
         letters[: len(encoded)] = list(encoded)
@@ -172,7 +172,7 @@ class Collective:
         return rows
 
     def _answered(self, answer: Any, label: str) -> State:
-        """What a group gives, which may be on a device, on the host."""
+        """Return a group's answer, which may be on a device, on the host."""
         if self.on_device:
             view = view_of(known_framework(answer, label), answer, label)
             answer = backend_of(view).read(view)
@@ -193,7 +193,7 @@ def _told(call: str, numbers: int) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """What an error says, which must not fail: the others wait for it."""
+    """Return the text of an error. Never fails: the others wait for it."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

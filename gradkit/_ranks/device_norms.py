@@ -8,7 +8,7 @@ from gradkit._backend import FLOAT64
 from gradkit._calls import checks
 from gradkit._calls.lists import JoinRanks, RankState
 from gradkit._calls.roles import Flags, Norm, Number, Numbers, Scalar
-from gradkit._open.given import check_device, known_framework, same_device, view_of
+from gradkit._open.arguments import check_device, known_framework, same_device, view_of
 from gradkit._open.gradients import Gradients
 from gradkit._ranks.collective import MORE, STATE, Collective, digest_of
 
@@ -18,7 +18,7 @@ _FAULTS = "group.faults"
 
 
 class Factors(NamedTuple):
-    """What the coefficient of a clip is computed from; over ranks the device knows it alone."""
+    """Numbers that a clip's coefficient depends on; over ranks only the device knows them."""
 
     norm: Norm
     limit: Number = math.inf
@@ -26,7 +26,7 @@ class Factors(NamedTuple):
 
 
 class RankSums(NamedTuple):
-    """What a rank adds up, as its call says it, and where all ranks' flags are written."""
+    """A rank's sums, as its call defines them, and where all ranks' flags are written."""
 
     call: str
     order: float
@@ -35,25 +35,30 @@ class RankSums(NamedTuple):
 
 
 def queue_norm(
-    held: Gradients, collective: Collective, sums: RankSums, own: Factors, *, fresh: bool
+    gradients: Gradients,
+    collective: Collective,
+    sums: RankSums,
+    factors_here: Factors,
+    *,
+    fresh: bool,
 ) -> Factors:
-    """Write ``own.norm`` unless a rank is at fault; then the factors returned clip nothing.
+    """Write the norm unless a rank is at fault; then the factors returned clip nothing.
 
     ``fresh``: the norm's memory is new, and becomes NaN instead of staying as it is.
     """
-    backend, order = held.backend, sums.order
-    faults = _faults(held, collective)
+    backend, order = gradients.backend, sums.order
+    faults = _faults(gradients, collective)
     state = backend.empty((STATE,), FLOAT64)
     factors = backend.empty((_FACTORS,), FLOAT64)
     digest = digest_of(sums.call, MORE)
     backend.rank_state(
         RankState(
-            grads=held.views,
+            grads=gradients.views,
             norm_type=order,
             digest=digest,
             state=state,
-            scale=own.scale,
-            max_norm=own.limit,
+            scale=factors_here.scale,
+            max_norm=factors_here.limit,
             copies=sums.copies,
         )
     )
@@ -63,10 +68,10 @@ def queue_norm(
             states=states,
             digest=digest,
             norm_type=order,
-            scale=own.scale,
-            max_norm=own.limit,
+            scale=factors_here.scale,
+            max_norm=factors_here.limit,
             fresh=fresh,
-            norm=own.norm,
+            norm=factors_here.norm,
             found_inf=sums.found_inf,
             faults=faults,
             factors=factors,
@@ -77,7 +82,7 @@ def queue_norm(
 
 
 def _states(rows: Any, collective: Collective, faults: Numbers) -> Numbers:
-    """What the group has gathered, as an array of the backend."""
+    """Check what the group has gathered, and view it as an array of the backend."""
     states = view_of(known_framework(rows, _ROWS), rows, _ROWS)
     check_device(states, _ROWS, faults, _FAULTS)
     checks.shape(states, (collective.size, STATE), _ROWS, "a row for each rank")
@@ -86,12 +91,12 @@ def _states(rows: Any, collective: Collective, faults: Numbers) -> Numbers:
     return Numbers(states)
 
 
-def _faults(held: Gradients, collective: Collective) -> Numbers:
-    """Where the device notes which rank is at fault."""
+def _faults(gradients: Gradients, collective: Collective) -> Numbers:
+    """The array on the device that says which rank is at fault."""
     array = collective.beside
     faults = view_of(known_framework(array, _FAULTS), array, _FAULTS, write=True)
     checks.shape(faults, (collective.size,), _FAULTS, "a number for each rank")
-    name, first = held.first()
+    name, first = gradients.first()
     if first is not None and not same_device(first, faults):
         raise ValueError(f"{name} is not on the device of group, whose numbers travel there")
     return Numbers(faults)

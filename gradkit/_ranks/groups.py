@@ -1,21 +1,23 @@
-"""What ranks are to norms: a group that gathers numbers."""
+"""Groups of ranks, which gather numbers for norms."""
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
+from gradkit import _typing
 
 
 class Group(Protocol):
     """The ranks that make a call together.
 
-    What the functions below return is one, and so is any object with these three attributes.
+    The functions below return groups. Any object with these three attributes is one, too.
 
     Attributes
     ----------
     rank : int
         This rank, from 0 on.
     size : int
-        How many ranks there are.
+        Number of ranks.
     """
 
     rank: int
@@ -39,7 +41,7 @@ class DeviceGroup(Group, Protocol):
     A norm is one collective on the caller's current stream, and may be captured into a CUDA
     graph. A call returns before anybody knows whether all ranks have met in it. If one failed, or
     made another call, the devices find out, and nothing is written on any rank: neither gradients
-    nor ``out`` nor ``found_inf``. Only what is new has a content, that nobody should use: a norm
+    nor ``out`` nor ``found_inf``. New results hold placeholders that must not be used: a norm
     is NaN, and :func:`gradkit.clip_by_global_norm` gives copies of the gradients. The rank that
     failed raises its own error. The others learn of it from :meth:`check`; call it once a step.
 
@@ -75,3 +77,9 @@ class DeviceGroup(Group, Protocol):
 
         It names the ranks at fault in all calls since the last check. A graph's replays count.
         """
+
+
+if TYPE_CHECKING:
+    OverRanks = Group | None  # that a norm or a batch is taken over
+else:
+    OverRanks = _typing.Name("Group")

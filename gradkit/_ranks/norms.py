@@ -16,8 +16,8 @@ from gradkit._calls.lists import GradNorm, NormParts
 from gradkit._calls.roles import Flags, Norm
 from gradkit._dtypes import float_name, float_of
 from gradkit._open import trees
+from gradkit._open.arguments import refuse_write
 from gradkit._open.clipping import NORM, Rule, raise_if_nonfinite
-from gradkit._open.given import refuse_write
 from gradkit._open.gradients import Gradients
 from gradkit._open.results import Results
 from gradkit._open.shards import ownership_in, replicas_in
@@ -26,11 +26,11 @@ from gradkit._ranks.device_norms import Factors, RankSums, queue_norm
 from gradkit._ranks.ownership import Ownership
 
 _FOUND_INF = "found_inf"
-# What a norm runs; one over ranks runs more than ``grad_norm``.
+# Operations of a norm; one over ranks runs more than ``grad_norm``.
 RUN_BY_NORMS = "grad_norm", "norm_parts", "rank_state", "join_ranks", "exact_sums"
 _PART = 3  # numbers of a norm that ranks exchange: `NormParts`
 _PUBLIC = {"policy": "nonfinite"}  # how callers know a field
-# What is told by other means: of how many numbers a call is follows from `per_tensor`.
+# Fields that other texts cover: `per_tensor` tells how many numbers a call has.
 _TOLD = {"function", "rule", "order", "per_tensor", "then", "choices"}
 
 
@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
     choices: Any = ""  # as text: of gradients that all ranks hold, which are treated otherwise
 
     def __str__(self) -> str:
-        """What all ranks must call alike, but for numbers, which a device may have."""
+        """Arguments that all ranks must share, but for numbers, which a device may have."""
         return self.told(scale=1.0, max_norm=math.inf)
 
     def told(self, **numbers: float) -> str:
@@ -67,20 +67,20 @@ class Wanted(NamedTuple):
 
     @property
     def is_queued(self) -> bool:
-        """Whether no host has to know it, so that numbers may stay on devices."""
+        """True if no host has to know it, so that numbers may stay on devices."""
         return not (self.per_tensor or self.rule.exact or self.rule.policy == "raise")
 
-    def of(self, held: Gradients) -> "Wanted":
+    def of(self, gradients: Gradients) -> "Wanted":
         """The same of gradients that are open."""
-        limit = held.limit(self.max_norm, "max_norm")
-        return self._replace(max_norm=limit, scale=held.factor(self.scale, "scale"))
+        limit = gradients.limit(self.max_norm, "max_norm")
+        return self._replace(max_norm=limit, scale=gradients.factor(self.scale, "scale"))
 
 
 _DEFAULTS = {**Rule._field_defaults, **Wanted._field_defaults, "scale": 1.0}
 
 
 class Ranks(NamedTuple):
-    """With whom a norm is taken together, if with anybody."""
+    """The group over which a norm is taken, if any, and how."""
 
     collective: Collective
     replicas: Any = 1
@@ -91,39 +91,39 @@ def norm_of(
 ) -> tuple[Gradients, Any]:
     """The gradients, opened, and the norm of all or a vector of each one's."""
     near = partial(beside, ranks, out, found_inf)
-    held = Gradients(grads, beside=near, several=True)
-    spec = Spec("the norm", (len(held.arrays),), FLOAT64) if wanted.per_tensor else NORM
-    with held.on_stream():
-        opened, flags = wanted.of(held), flags_of(held, found_inf, spec.shape)
-        norm = held.outputs(out, (spec,), apart=flags.named() if flags else ())
-        take_norm(held, opened, ranks, norm, flags)
-        return held, norm.results()[0]
+    gradients = Gradients(grads, beside=near, several=True)
+    spec = Spec("the norm", (len(gradients.arrays),), FLOAT64) if wanted.per_tensor else NORM
+    with gradients.on_stream():
+        opened, flags = wanted.of(gradients), flags_of(gradients, found_inf, spec.shape)
+        norm = gradients.outputs(out, (spec,), apart=flags.named() if flags else ())
+        take_norm(gradients, opened, ranks, norm, flags)
+        return gradients, norm.results()[0]
 
 
-def flags_of(held: Gradients, found_inf: Any, shape: Shape) -> Results | None:
-    """Where it is written whether elements are NaN or infinite, if it is."""
+def flags_of(gradients: Gradients, found_inf: Any, shape: Shape) -> Results | None:
+    """Open ``found_inf``, which says whether elements are NaN or infinite."""
     if found_inf is None:
         return None
-    refuse_write(held.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
+    refuse_write(gradients.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
     if not is_array(found_inf):
         kind = type(found_inf).__qualname__
         raise TypeError(f"{_FOUND_INF} must be a float32 array that is written to, not {kind}")
-    view = held.view(found_inf, _FOUND_INF)
+    view = gradients.view(found_inf, _FOUND_INF)
     if view.dtype != bool and float_name(view.dtype) is None:
         raise TypeError(
             f"{_FOUND_INF} has dtype {view.dtype}, and is written to; pass zeros of float32"
         )
     wanted = view.shape if shape == () and view.shape == (1,) else shape
-    return held.outputs(found_inf, (Spec("the norm", wanted, view.dtype),), label=_FOUND_INF)
+    return gradients.outputs(found_inf, (Spec("the norm", wanted, view.dtype),), label=_FOUND_INF)
 
 
 def beside(ranks: Ranks, out: Any, found_inf: Any) -> dict[str, Any]:
-    """What says of which library an empty list of gradients is, and where."""
+    """Arrays that show the library and device of an empty list of gradients."""
     return {"group.faults": ranks.collective.beside, "out": out, "found_inf": found_inf}
 
 
 def take_norm(
-    held: Gradients, wanted: Wanted, ranks: Ranks, norm: Results, flags: Results | None
+    gradients: Gradients, wanted: Wanted, ranks: Ranks, norm: Results, flags: Results | None
 ) -> Factors:
     """Write the norm and whether an element is not finite; nothing on an error.
 
@@ -131,37 +131,37 @@ def take_norm(
     """
     collective, replicas = ranks.collective, ranks.replicas
     factors = Factors(norm.views[0], wanted.max_norm, wanted.scale)
-    found = None if flags is None else _found(held, flags, factors.norm, ranks)
-    once = held.is_flat and type(replicas) is int and replicas == 1
-    copies = None if once else copies_of(held, ranks)
+    new_flags = None if flags is None else _new_flags(gradients, flags, factors.norm, ranks)
+    once = gradients.is_flat and type(replicas) is int and replicas == 1
+    copies = None if once else copies_of(gradients, ranks)
     if wanted.rule.exact:
         from gradkit._ranks import exact_norms  # with `fractions`, which few calls need
 
-        exact_norms.check(held, wanted.rule.order)
-    call = _Taking(held, wanted, ranks, copies, found)
+        exact_norms.check(gradients, wanted.rule.order)
+    call = _Taking(gradients, wanted, ranks, copies, new_flags)
     if collective.alone and wanted.rule.policy != "raise" and not wanted.rule.exact:
         call.write_own(factors.norm)
     else:
         factors = call.write_of_all(factors, fresh=norm.fresh)
     if flags is not None:
-        flags.views[0][...] = found
+        flags.views[0][...] = new_flags
         flags.results()  # tells the library that they were written
     return factors
 
 
-def _found(held: Gradients, flags: Results, norm: Norm, ranks: Ranks) -> Flags:
-    """Where a backend writes flags, which callers have in other dtypes."""
-    found = held.backend.empty(norm.shape, FLOAT64)
+def _new_flags(gradients: Gradients, flags: Results, norm: Norm, ranks: Ranks) -> Flags:
+    """Make float64 flags for a backend; the caller's have other dtypes."""
+    new_flags = gradients.backend.empty(norm.shape, FLOAT64)
     collective = ranks.collective
     if collective.on_device or collective.has_both:  # devices may find that nothing is written
-        found[...] = flags.views[0].reshape(found.shape)
-    return Flags(found)
+        new_flags[...] = flags.views[0].reshape(new_flags.shape)
+    return Flags(new_flags)
 
 
 class _Taking(NamedTuple):
     """A norm while it is taken. ``found_inf``: what says whether elements are not finite."""
 
-    held: Gradients
+    gradients: Gradients
     wanted: Wanted
     ranks: Ranks
     copies: Sequence[int] | None
@@ -169,15 +169,15 @@ class _Taking(NamedTuple):
 
     def again(self) -> "_Taking":
         """The same, now that ranks have found out what they hold."""
-        return self._replace(copies=copies_of(self.held, self.ranks))
+        return self._replace(copies=copies_of(self.gradients, self.ranks))
 
     def write_of_all(self, factors: Factors, *, fresh: bool) -> Factors:
         """Write the norm over ranks, or one that must be finite. ``fresh``: its memory is new."""
-        held, wanted, ranks, *_ = self
+        gradients, wanted, ranks, *_ = self
         collective = ranks.collective
         if wanted.then and not collective.alone:
-            dtypes = frozenset(float_of(view.dtype).name for view in held.views)
-            _compile(held.backend, wanted.then, dtypes)  # type: ignore[arg-type]  # any can be hashed
+            dtypes = frozenset(float_of(view.dtype).name for view in gradients.views)
+            compile_for(gradients.backend, wanted.then, dtypes)  # type: ignore[arg-type]  # can be hashed
         if not (collective.has_both and wanted.is_queued):
             return self.write_over(factors, fresh=fresh)
         among = self.between_devices()
@@ -190,28 +190,28 @@ class _Taking(NamedTuple):
 
     def write_over(self, factors: Factors, *, fresh: bool) -> Factors:
         """The same over a group that is chosen."""
-        held, wanted, ranks, copies, found_inf = self
+        gradients, wanted, ranks, copies, found_inf = self
         collective, order = ranks.collective, wanted.rule.order
-        owned = ownership_of(held, ranks)
-        known = "" if owned is None else f", ownership {owned.serial}"
-        sums = RankSums(f"{wanted}{known}", order, copies, found_inf)  # devices compare numbers
+        owned = ownership_of(gradients, ranks)
+        ownership = "" if owned is None else f", ownership {owned.serial}"
+        sums = RankSums(f"{wanted}{ownership}", order, copies, found_inf)  # devices compare numbers
         if collective.on_device and wanted.is_queued:
-            return queue_norm(held, collective, sums, factors, fresh=fresh)
-        # What follows may raise, and an error must not change the caller's arrays: norm comes last.
-        own = Norm(held.backend.empty(factors.norm.shape, FLOAT64))
+            return queue_norm(gradients, collective, sums, factors, fresh=fresh)
+        # The rest may raise, and an error must not change the caller's arrays: norm comes last.
+        result = Norm(gradients.backend.empty(factors.norm.shape, FLOAT64))
         if wanted.rule.exact:
-            self.write_exact(own)
+            self.write_exact(result)
         elif collective.alone:
-            self.write_own(own)
+            self.write_own(result)
         elif collective.on_device and not wanted.per_tensor:
-            unsure = factors._replace(norm=own)
-            queue_norm(held, collective, sums, unsure, fresh=True)
+            unsure = factors._replace(norm=result)
+            queue_norm(gradients, collective, sums, unsure, fresh=True)
             collective.check()
         else:
-            self.write_of_group(own)
+            self.write_of_group(result)
         if wanted.rule.policy == "raise":
-            raise_if_nonfinite(held, own)
-        factors.norm[...] = own
+            raise_if_nonfinite(gradients, result)
+        factors.norm[...] = result
         return factors
 
     def between_devices(self) -> Collective | None:
@@ -219,8 +219,8 @@ class _Taking(NamedTuple):
 
         So the hosts wait for each other, and for no device.
         """
-        device: Any = getattr(self.held.backend, "device", None)
-        here = device is not None and not isinstance(self.held.views, Spread)
+        device: Any = getattr(self.gradients.backend, "device", None)
+        here = device is not None and not isinstance(self.gradients.views, Spread)
         rows = np.empty((0, 1))
         while not len(rows):
             rows = self.gathered(f"{self.wanted}, where", np.array([float(here)]))
@@ -231,9 +231,9 @@ class _Taking(NamedTuple):
     def write_own(self, norm: Norm) -> None:
         """The norm of the gradients given here."""
         wanted = self.wanted
-        self.held.backend.grad_norm(
+        self.gradients.backend.grad_norm(
             GradNorm(
-                grads=self.held.views,
+                grads=self.gradients.views,
                 norm_type=wanted.rule.order,
                 norm=norm,
                 per_tensor=wanted.per_tensor,
@@ -244,80 +244,80 @@ class _Taking(NamedTuple):
 
     def write_of_group(self, norm: Norm) -> None:
         """Sums travel, not norms: what ranks add up has lost nothing but its own rounding."""
-        held, wanted, _, copies, found_inf = self
-        backend, order, each = held.backend, wanted.rule.order, wanted.per_tensor
+        gradients, wanted, _, copies, found_inf = self
+        backend, order, each = gradients.backend, wanted.rule.order, wanted.per_tensor
         parts = backend.empty((norm.size, _PART), FLOAT64)
         backend.norm_parts(
             NormParts(
-                grads=held.views, norm_type=order, parts=parts, per_tensor=each, copies=copies
+                grads=gradients.views, norm_type=order, parts=parts, per_tensor=each, copies=copies
             )
         )
         numbers = self.numbers()
         call = wanted.told(**numbers)
         if each:  # each norm is that of one gradient on all ranks
-            call += f" of {', '.join(held.names())}"
+            call += f" of {', '.join(gradients.names())}"
         rows = self.gathered(call, np.array(backend.read(parts)).reshape(-1))
         if not len(rows):
             self.again().write_of_group(norm)
             return
         every = np.ascontiguousarray(rows).reshape(len(rows), norm.size, _PART)
         total = np.empty(norm.shape)
-        found = None if found_inf is None else np.empty(norm.shape)
-        _numpy.norm_of_ranks(every, numbers["scale"], order, total, found)
+        nonfinite = None if found_inf is None else np.empty(norm.shape)
+        _numpy.norm_of_ranks(every, numbers["scale"], order, total, nonfinite)
         norm[...] = backend.as_float64(total)
         if found_inf is not None:
-            found_inf[...] = backend.as_float64(found)
+            found_inf[...] = backend.as_float64(nonfinite)
 
     def write_exact(self, norm: Norm) -> None:
         """The same from exact sums, which are joined exactly and rounded once."""
         from gradkit._ranks import exact_norms
 
         order, collective = self.wanted.rule.order, self.ranks.collective
-        own = exact_norms.own_of(self.held, order, self.copies)
-        numbers, heads = self.numbers(), own.head()[None]
+        sums = exact_norms.own_of(self.gradients, order, self.copies)
+        numbers, heads = self.numbers(), sums.head()[None]
         if not collective.alone:
-            heads = self.gathered(self.wanted.told(**numbers), own.head())
+            heads = self.gathered(self.wanted.told(**numbers), sums.head())
             if not len(heads):
                 self.again().write_exact(norm)
                 return
-        states = exact_norms.exchanged(own, heads, collective)
-        norm[...], found = exact_norms.norm_of(states, order, abs(numbers["scale"]))
+        states = exact_norms.exchanged(sums, heads, collective)
+        norm[...], nonfinite = exact_norms.norm_of(states, order, abs(numbers["scale"]))
         if self.found_inf is not None:
-            self.found_inf[...] = found
+            self.found_inf[...] = nonfinite
 
     def gathered(self, call: str, state: Any) -> Any:
         """A row from each rank; none if one did not know yet what ranks hold: now all do."""
-        owned, collective = ownership_of(self.held, self.ranks), self.ranks.collective
+        owned, collective = ownership_of(self.gradients, self.ranks), self.ranks.collective
         rows = collective.gather(call, state, 0.0 if owned is None else owned.serial)
         if owned is not None and not len(rows):
             owned.exchange(collective)
         return rows
 
     def numbers(self) -> dict[str, float]:
-        """What a device may have, for which this waits."""
-        read = self.held.backend.read
-        given = {"scale": self.wanted.scale, "max_norm": self.wanted.max_norm}
-        return {k: v if isinstance(v, float) else float(read(v)) for k, v in given.items()}
+        """Numbers of the call, read from the device if they are there, which waits."""
+        read = self.gradients.backend.read
+        named = {"scale": self.wanted.scale, "max_norm": self.wanted.max_norm}
+        return {k: v if isinstance(v, float) else float(read(v)) for k, v in named.items()}
 
 
 @cache
-def _compile(backend: Backend, operation: str, dtypes: frozenset[str]) -> None:
+def compile_for(backend: Backend, operation: str, dtypes: frozenset[str]) -> None:
     """While an error is still one of all ranks."""
     backend.warmup((operation,), dtypes)
 
 
-def copies_of(held: Gradients, ranks: Ranks) -> list[int] | None:
+def copies_of(gradients: Gradients, ranks: Ranks) -> list[int] | None:
     """On how many ranks each gradient lies, if on more than one."""
     collective, replicas = ranks
     if collective.missing:
-        held.refuse_shards("pass group")
+        gradients.refuse_shards("pass group")
     if _is_one(replicas):
-        replicas = 1 if held.is_flat else replicas_in(held.tree)
+        replicas = 1 if gradients.is_flat else replicas_in(gradients.tree)
         if _is_one(replicas):
             return None
-    asked = trees.spread(_as_lists(replicas), held.tree, "replicas", "grads")
+    asked = trees.spread(_as_lists(replicas), gradients.tree, "replicas", "grads")
     copies = [checks.integer(one, "replicas") for one in asked]
-    for name, count in zip(held.names(), copies, strict=True):
+    for name, count in zip(gradients.names(), copies, strict=True):
         if not 1 <= count <= collective.size:
             most = (
                 "there is no group"
@@ -328,20 +328,20 @@ def copies_of(held: Gradients, ranks: Ranks) -> list[int] | None:
     return copies if set(copies) - {1} else None
 
 
-def on_all(held: Gradients, ranks: Ranks) -> list[str]:
-    """What ranks call each gradient that all of them hold, or hold parts of; "" for others."""
-    owned = ownership_of(held, ranks)
+def on_all(gradients: Gradients, ranks: Ranks) -> list[str]:
+    """Names of the gradients that all ranks hold, or hold parts of; "" for others."""
+    owned = ownership_of(gradients, ranks)
     if owned is None:
-        copies = copies_of(held, ranks) or []
+        copies = copies_of(gradients, ranks) or []
         return ["a copy" if count == ranks.collective.size else "" for count in copies]
     present = zip(owned.parts, owned.places, owned.on_all, strict=True)
     return [part.name if everywhere else "" for part, place, everywhere in present if place]
 
 
-def ownership_of(held: Gradients, ranks: Ranks) -> Ownership | None:
-    """What the ranks found out about their parts, if the norm is taken by that."""
-    by_caller = held.is_flat or not _is_one(ranks.replicas)
-    owned: Ownership | None = None if by_caller else ownership_in(held.tree)
+def ownership_of(gradients: Gradients, ranks: Ranks) -> Ownership | None:
+    """Ownership of the ranks' parts, if the norm depends on it."""
+    by_caller = gradients.is_flat or not _is_one(ranks.replicas)
+    owned: Ownership | None = None if by_caller else ownership_in(gradients.tree)
     members = ranks.collective.rank, ranks.collective.size
     if owned is not None and owned.members != members:
         raise ValueError("group is not the one that was passed to shards_of")

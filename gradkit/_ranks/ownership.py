@@ -1,4 +1,4 @@
-"""Which rank holds which part of each gradient: found out by one exchange, then remembered.
+"""Parts of gradients that each rank holds: found out by one exchange, then remembered.
 
 A rank says of each gradient two numbers of 64 bits: a digest of its name, and the signature of the
 part that the rank holds. Copies are gradients of one name and one signature.
@@ -80,17 +80,17 @@ def chunk_of(runs: Runs, pieces: int, index: int, splits: int = 1) -> Runs:
     length = sum(stop - start for start, stop in runs)
     step = -(-length // pieces)
     first, last = index * step, min((index + 1) * step, length)
-    found, before = [], 0
+    cuts, before = [], 0
     for start, stop in runs:
         cut = max(start, start + first - before), min(stop, start + last - before)
         if cut[0] < cut[1]:
-            found.append(cut)
+            cuts.append(cut)
         before += stop - start
-    return tuple(found)
+    return tuple(cuts)
 
 
 class Ownership:
-    """What one rank holds, and on how many ranks each part lies.
+    """The parts that one rank holds, and on how many ranks each lies.
 
     ``replicas`` has the latter by name: a number, or a list for each that is in several parts.
     ``places`` are their keys there, and whether each is in a list; ``None`` for what has no
@@ -112,13 +112,13 @@ class Ownership:
         from hashlib import blake2b  # here: few processes need what it loads
 
         every, owners = exchanged(ranks, self._numbers)
-        own = every[owners == ranks.rank]
-        named = np.isin(every[:, 0], own[:, 0])  # as those that this rank holds
+        rows = every[owners == ranks.rank]
+        named = np.isin(every[:, 0], rows[:, 0])  # as those that this rank holds
         copies = Counter(map(tuple, every[named].tolist()))
         names = every[named, 0].tolist()
         holders = Counter(name for name, _ in {*zip(names, owners[named].tolist(), strict=True)})
         self._check(ranks, copies)
-        told = map(tuple, own.tolist())
+        told = map(tuple, rows.tolist())
         numbers = [None if part.axes is None else next(told) for part in self.parts]
         self._counts = [1 if each is None else copies[each] for each in numbers]
         self.on_all = [each is not None and holders[each[0]] == ranks.size for each in numbers]
@@ -129,12 +129,12 @@ class Ownership:
         _known[self._key] = self.serial, self._counts, self.on_all
         self._fill()
 
-    def held(self) -> list[Part]:
+    def present(self) -> list[Part]:
         """The parts that other ranks may hold too."""
         return [part for part in self.parts if part.axes is not None]
 
     def _numbers(self) -> Numbers:
-        return np.array([part.numbers() for part in self.held()], np.uint64).reshape(-1, 2)
+        return np.array([part.numbers() for part in self.present()], np.uint64).reshape(-1, 2)
 
     def _fill(self) -> None:
         """Put the counts where ``replicas`` has them."""
@@ -152,7 +152,7 @@ class Ownership:
         sums: Counter[int] = Counter()
         for name, signature in distinct:
             sums[name] += signature
-        wrong = [p for p in self.held() if (sums[_digest(p.name)] - p.whole()) % _PRIME]
+        wrong = [p for p in self.present() if (sums[_digest(p.name)] - p.whole()) % _PRIME]
         first = min(wrong, key=lambda part: part.name, default="")
         said = {rank: text for rank, text in enumerate(ranks.say(str(first))) if text}
         if said:
@@ -173,10 +173,10 @@ def exchanged(collective: Collective, compute: Callable[[], Numbers]) -> tuple[N
     """
     failure = None
     try:
-        own = compute()
+        numbers = compute()
     except Exception as error:
-        own, failure = np.zeros((0, 1), np.uint64), error
-    sizes = np.array([-1 if failure else len(own), own.shape[1]], np.float64)
+        numbers, failure = np.zeros((0, 1), np.uint64), error
+    sizes = np.array([-1 if failure else len(numbers), numbers.shape[1]], np.float64)
     lengths, columns = collective.rows(sizes).astype(int).T
     if failure:
         raise failure
@@ -184,7 +184,7 @@ def exchanged(collective: Collective, compute: Callable[[], Numbers]) -> tuple[N
         failed = np.flatnonzero(lengths < 0).tolist()
         raise RankError("another rank failed", dict.fromkeys(failed, "its own error says why"))
     padded = np.zeros((max(1, lengths.max()), columns[0]), np.uint64)
-    padded[: len(own)] = own
+    padded[: len(numbers)] = numbers
     rows = np.ascontiguousarray(collective.rows(padded.reshape(-1).view(np.float64)))
     table = rows.view(np.uint64).reshape(len(lengths), *padded.shape)
     every = np.concatenate([row[:length] for row, length in zip(table, lengths, strict=True)])

@@ -1,6 +1,7 @@
 """Ranks of a ``torch.distributed`` process group."""
 
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
@@ -77,12 +78,12 @@ class TorchDeviceRanks(DeviceRanks):
         torch = sys.modules["torch"]
         with self._stream_of(state):
             if type(state) is np.ndarray:
-                own = torch.from_numpy(state).to(self._device)
+                numbers = torch.from_numpy(state).to(self._device)
             else:
-                own = torch.from_dlpack(state)
-            count = self.size * own.numel()
+                numbers = torch.from_dlpack(state)
+            count = self.size * numbers.numel()
             rows = torch.empty(count, dtype=torch.float64, device=self._device)
-            torch.distributed.all_gather_into_tensor(rows, own, group=self._group)
+            torch.distributed.all_gather_into_tensor(rows, numbers, group=self._group)
         return rows.view(self.size, -1)
 
     def allreduce(self, state: Any, /) -> Any:
@@ -120,11 +121,11 @@ class TorchBothRanks(TorchGroup):
 
     def between_devices(self, number: int) -> TorchDeviceRanks:
         """The same ranks, of which this one is on the GPU of this number."""
-        found = self._between.get(number)
-        if found is None:
+        ranks = self._between.get(number)
+        if ranks is None:
             device = sys.modules["torch"].device(f"cuda:{number}")
-            found = self._between[number] = TorchDeviceRanks(self._group, device)
-        return found
+            ranks = self._between[number] = TorchDeviceRanks(self._group, device)
+        return ranks
 
     def check(self) -> None:
         """Wait for the GPUs; raise an error if a rank failed on its own once all had agreed."""
@@ -132,24 +133,71 @@ class TorchBothRanks(TorchGroup):
             ranks.check()
 
 
-def shard_of(grad: Any, said: str) -> tuple[Any, int]:
+def shard_of(grad: Any, label: str) -> tuple[Any, int]:
     """The rank's own part of a DTensor, and on how many ranks of its mesh that lies.
 
-    ``said``: what an error calls it.
+    ``label``: its name in errors.
     """
     replicas = 1
     for length, placement in zip(grad.device_mesh.shape, grad.placements, strict=True):
         if placement.is_partial():
             whole = ["Replicate()" if p.is_partial() else repr(p) for p in grad.placements]
             raise ValueError(
-                f"{said} is a DTensor of partial sums, whose ranks' parts are yet to be added up; "
+                f"{label} is a DTensor of partial sums, whose ranks' parts are yet to be added up; "
                 f"take grad.redistribute(placements=[{', '.join(whole)}]) in its place"
             )
         if placement.is_replicate():
             replicas *= length
+    return local_of(grad), replicas
+
+
+def local_of(grad: Any) -> Any:
+    """The rank's own part of a DTensor, or of its partial sums."""
     local = grad.to_local()
     wait = getattr(local, "wait", None)  # of a collective that has not ended
-    return (wait() if wait else local), replicas
+    return wait() if wait else local
+
+
+def added_up(grads: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Add up gradients that are partial sums: new DTensors, which are copies.
+
+    All of one dtype that a dimension of a mesh adds up take one all-reduce.
+    """
+    torch = sys.modules["torch"]
+    totals = {key: local_of(grad) for key, grad in grads.items() if _partial_along(grad)}
+    together: dict[Any, list[Any]] = {}
+    for key in totals:
+        for dim in _partial_along(grads[key]):
+            mesh = grads[key].device_mesh
+            together.setdefault((mesh, dim, grads[key].dtype), []).append(key)
+    for (mesh, dim, _), keys in together.items():
+        total = torch.cat([totals[key].reshape(-1) for key in keys])
+        torch.distributed.all_reduce(total, group=mesh.get_group(dim))
+        each = total.split([totals[key].numel() for key in keys])
+        for key, part in zip(keys, each, strict=True):
+            count = mesh.size(dim) if grads[key].placements[dim].reduce_op == "avg" else 1
+            totals[key] = (part / count if count > 1 else part).view(totals[key].shape)
+    return {key: _replicated(grads[key], total) for key, total in totals.items()}
+
+
+def _partial_along(grad: Any) -> list[int]:
+    """The dimensions of its mesh that a gradient is yet to be added up along."""
+    placements = getattr(grad, "placements", ())
+    partial = {dim: p for dim, p in enumerate(placements) if p.is_partial()}
+    are_plain = all(type(p).__name__ == "Partial" for p in partial.values())
+    if not (are_plain and all(p.reduce_op in ("sum", "avg") for p in partial.values())):
+        return []  # which `shard_of` refuses
+    return [*partial]
+
+
+def _replicated(grad: Any, total: Any) -> Any:
+    """The DTensor whose partial sums have this total."""
+    dtensor = sys.modules["torch.distributed.tensor"]
+    placements = [dtensor.Replicate() if p.is_partial() else p for p in grad.placements]
+    shape, stride = grad.shape, grad.stride()
+    return dtensor.DTensor.from_local(
+        total, grad.device_mesh, placements, run_check=False, shape=shape, stride=stride
+    )
 
 
 def indices_in(tensor: Any, local: Any) -> tuple[list[Axes | None], tuple[int, ...]]:

@@ -25,12 +25,13 @@ except ImportError as error:
 if _jax.__version_info__ < (0, 6):
     raise ImportError(f"gradkit.jax needs JAX 0.6 or newer, and this is {_jax.__version__}")
 
-from gradkit.jax import accumulation, channel_norms, clipping, norms, statistics
+from gradkit.jax import accumulation, channel_norms, clipping, norms, statistics, updates
 from gradkit.jax.accumulation import *
 from gradkit.jax.channel_norms import *
 from gradkit.jax.clipping import *
 from gradkit.jax.norms import *
 from gradkit.jax.statistics import *
+from gradkit.jax.updates import *
 
 __all__: list[str] = []
 __all__ += accumulation.__all__
@@ -38,3 +39,4 @@ __all__ += channel_norms.__all__
 __all__ += clipping.__all__
 __all__ += norms.__all__
 __all__ += statistics.__all__
+__all__ += updates.__all__

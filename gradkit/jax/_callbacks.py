@@ -1,4 +1,4 @@
-"""How XLA calls gradkit: on its own buffers, once for each example of a ``vmap``.
+"""Calls of gradkit by XLA: on its own buffers, once for each example of a ``vmap``.
 
 On a CPU it calls compiled code where there is a call of that which does the same. All else is a
 callback in Python. What that does must not call JAX, which would wait for itself.
@@ -55,7 +55,7 @@ def call(
     shared: Sequence[int] | None = None,
     compiled: CompiledCall | None = None,
 ) -> list[jax.Array]:
-    """What ``compute`` writes, as JAX's arrays.
+    """Return the arrays that ``compute`` writes, as JAX's.
 
     ``reuse``: the results that begin as the operand of that number, whose memory they take if
     nobody else needs it. ``shared``: ``compute`` does all examples of a ``vmap`` at once, which are
@@ -64,11 +64,11 @@ def call(
     """
     present = [k for k, operand in enumerate(operands) if operand is not None]
     whole = whole_on(*operands)  # XLA knows nothing of what calls do with parts
-    given = [place(operands[k], whole) for k in present]
-    taken = {present.index(k): result for k, result in (reuse or {}).items()}
-    ndim = given[0].ndim
+    arrays = [place(operands[k], whole) for k in present]
+    aliases = {present.index(k): result for k, result in (reuse or {}).items()}
+    ndim = arrays[0].ndim
     alike = None if shared is None else {present.index(k) for k in shared if k in present}
-    one = compute if len(given) == len(operands) else _among(compute, present, len(operands))
+    one = compute if len(arrays) == len(operands) else _among(compute, present, len(operands))
 
     def run(outs: list[Array], ins: list[Array]) -> None:
         if ins[0].ndim == ndim:
@@ -79,27 +79,29 @@ def call(
     shapes = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
     # An operand that a result takes the memory of must have its shape under vmap too.
     how = {
-        "vmap_method": "broadcast_all" if taken else "expand_dims",
-        "input_output_aliases": taken or None,
+        "vmap_method": "broadcast_all" if aliases else "expand_dims",
+        "input_output_aliases": aliases or None,
     }
     through = _through_copies if buffer_callback is None else _through_buffers
 
-    def in_python(*given: Any) -> Any:
-        return through(run, shapes, given, how)
+    def in_python(*arguments: Any) -> Any:
+        return through(run, shapes, arguments, how)
 
     @jax.custom_jvp
-    def called(*given: Any) -> Any:
+    def called(*arguments: Any) -> Any:
         if compiled is None:
-            return in_python(*given)
-        by_itself = call_of_xla(compiled, shapes, given, how)
-        return jax.lax.platform_dependent(*given, cpu=by_itself, default=in_python)
+            return in_python(*arguments)
+        by_itself = call_of_xla(compiled, shapes, arrays, how)
+        return jax.lax.platform_dependent(*arguments, cpu=by_itself, default=in_python)
 
     @called.defjvp
     def _(primals: Any, tangents: Any) -> Any:  # noqa: ARG001
         raise TypeError(f"gradkit.jax.{refusal}")
 
-    axes, made = varying(*given), zip(called(*given), results, strict=True)
-    return [place(vary(own, axes - kind.same_on), kind.sharding or whole) for own, kind in made]
+    axes, pairs = varying(*arrays), zip(called(*arrays), results, strict=True)
+    return [
+        place(vary(result, axes - kind.same_on), kind.sharding or whole) for result, kind in pairs
+    ]
 
 
 def _among(compute: Compute, present: list[int], count: int) -> Compute:
@@ -125,14 +127,14 @@ def _for_examples(
         compute(outs, [a[(0,) * depth] if k in shared else a for k, a in enumerate(ins)])
         return
     for example in np.ndindex(lead):
-        own = [
+        inputs = [
             a[(*(0 if n == 1 else i for i, n in zip(example, a.shape, strict=False)), ...)]
             for a in ins
         ]
-        compute([a[(*example, ...)] for a in outs], own)
+        compute([a[(*example, ...)] for a in outs], inputs)
 
 
-def _through_buffers(run: Any, shapes: list[Any], given: Any, how: dict[str, Any]) -> Any:
+def _through_buffers(run: Any, shapes: list[Any], arguments: Any, how: dict[str, Any]) -> Any:
     def callback(context: Any, outs: Any, *ins: Any) -> None:
         kind, device = device_of(outs[0])
         if kind == _CPU:
@@ -144,11 +146,11 @@ def _through_buffers(run: Any, shapes: list[Any], given: Any, how: dict[str, Any
         with cuda.on_stream(device, context.stream, pool.malloc):
             run(*([_DLPACK.view(b, write=False) for b in each] for each in (outs, ins)))
 
-    return buffer_callback(callback, shapes, **how)(*given)
+    return buffer_callback(callback, shapes, **how)(*arguments)
 
 
-def _through_copies(run: Any, shapes: list[Any], given: Any, how: dict[str, Any]) -> Any:
-    ndim = given[0].ndim
+def _through_copies(run: Any, shapes: list[Any], arguments: Any, how: dict[str, Any]) -> Any:
+    ndim = arguments[0].ndim
 
     def callback(*ins: Any) -> list[Array]:
         ins = tuple(map(np.asarray, ins))
@@ -160,11 +162,11 @@ def _through_copies(run: Any, shapes: list[Any], given: Any, how: dict[str, Any]
         floating_point.within(floating_point.DEFAULT, run, outs, list(ins))
         return outs
 
-    return jax.pure_callback(callback, shapes, *given, vmap_method=how["vmap_method"])
+    return jax.pure_callback(callback, shapes, *arguments, vmap_method=how["vmap_method"])
 
 
 def is_known(shape: Shape) -> bool:
-    """Whether all sizes are numbers, and none is a name, as in an export."""
+    """True if all sizes are numbers, and none is a name, as in an export."""
     return all(isinstance(size, int) for size in shape)
 
 
@@ -176,7 +178,7 @@ def axes_of(axis_name: Any) -> frozenset[Any]:
 
 
 def sharding_of(value: Any) -> Any:
-    """How a value is spread over a mesh, if its type says that; else ``None``.
+    """Return the sharding of a value over a mesh, if its type says one; else ``None``.
 
     It does if axes of the mesh are explicit, as ``jax.make_mesh`` makes them. A partial sum on each
     device is taken for the sum.
@@ -213,9 +215,9 @@ def rows_of_all(value: Any, axis_name: Any) -> jax.Array:
         rows: jax.Array = jax.lax.all_gather(value, axis_name)
         return rows
     # JAX does not gather over several axes of a vmap.
-    own = jnp.arange(jax.lax.psum(1, axis_name)) == jax.lax.axis_index(axis_name)
-    own = own.reshape(-1, *[1] * value.ndim)
-    total: jax.Array = jax.lax.psum(jnp.where(own, value, 0), axis_name)
+    is_here = jnp.arange(jax.lax.psum(1, axis_name)) == jax.lax.axis_index(axis_name)
+    is_here = is_here.reshape(-1, *[1] * value.ndim)
+    total: jax.Array = jax.lax.psum(jnp.where(is_here, value, 0), axis_name)
     return total
 
 
@@ -225,8 +227,8 @@ def varying(*values: Any) -> frozenset[Any]:
     for value in values:
         if value is not None:
             kind = jax.typeof(value)
-            known = getattr(kind, "mat", None)  # before JAX 0.10, .vma
-            axes |= frozenset(getattr(kind, "vma", ()) if known is None else known.varying)
+            manual = getattr(kind, "mat", None)  # before JAX 0.10, .vma
+            axes |= frozenset(getattr(kind, "vma", ()) if manual is None else manual.varying)
     return axes
 
 

@@ -26,7 +26,7 @@ def pair(number: float) -> Array:
     return np.array([number], np.float64).view(np.uint32)
 
 
-def given(value: Any, label: str) -> Any:
+def number(value: Any, label: str) -> Any:
     """A caller's number: a Python one in all its bits, an array as it is, or widened."""
     if isinstance(value, jax.Array):
         checks.shape(value, (), label, "one number")
@@ -36,7 +36,7 @@ def given(value: Any, label: str) -> Any:
 
 
 def read(number: Array) -> Array:
-    """What ``given`` made, as a 0-d float64 array of a backend."""
+    """Return the number that ``given`` made, as a 0-d float64 array of a backend."""
     return doubles(number) if number.dtype == np.uint32 else backend_of(number).as_float64(number)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Generic, ParamSpec, cast
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from gradkit._backend import Shape
 from gradkit._calls import checks, roles
@@ -19,7 +20,9 @@ from gradkit.jax._callbacks import (
     is_known,
     place_alike,
     sharding_of,
+    vary,
     vary_alike,
+    varying,
 )
 from gradkit.jax._compiled import compiled_call
 
@@ -46,12 +49,14 @@ class TracedNorm(Generic[P]):
         self.inputs += [each.name for each in forward.in_place]
         self.returned = [name for name in forward.result_names if name in ("y", "s")]
         needed = [a.name for a in gradient.arguments if a.name not in ("dy", "ds")]
-        self.kept = {name: instead.get(name, name) for name in needed}
+        self.residual_names = {name: instead.get(name, name) for name in needed}
         # Inputs whose name is not among the gradient's results, such as statistics, are constants.
         data = {a.name for a in forward.arguments if a.role in roles.DATA}
-        own = {name: f"d{name}" for name in self.inputs}
+        gradient_of = {name: f"d{name}" for name in self.inputs}
         self.gradient_names = [
-            "dx" if name in data and own[name] not in gradient.result_names else own[name]
+            "dx"
+            if name in data and gradient_of[name] not in gradient.result_names
+            else gradient_of[name]
             for name in self.inputs
         ]
         self.data = data
@@ -88,8 +93,10 @@ class TracedNorm(Generic[P]):
         else:
             free, said = 1, "the first may be, which counts samples"
         for name, array in arrays.items():
-            own = free if name in self.data else 0
-            if array is None or (is_known(array.shape[own:]) and array.ndim <= ndim - free + own):
+            free_here = free if name in self.data else 0
+            if array is None or (
+                is_known(array.shape[free_here:]) and array.ndim <= ndim - free + free_here
+            ):
                 continue
             raise TypeError(
                 f"{name} has shape {array.shape} and x {arrays['x'].shape}: symbolic sizes are "
@@ -101,41 +108,41 @@ class TracedNorm(Generic[P]):
         depth = max((k + 1 for k in range(free) if not is_known(sizes[k : k + 1])), default=0)
 
         def norm(*examples: Any) -> Any:
-            own = [jnp.expand_dims(example, 0) for example in examples]
-            given = arrays | dict(zip(data, own, strict=True))
-            made = _trace(self, tuple(numbers.items()), tuple(given.values()))
-            return jax.tree.map(partial(jnp.squeeze, axis=0), made)
+            singles = [jnp.expand_dims(example, 0) for example in examples]
+            inputs = arrays | dict(zip(data, singles, strict=True))
+            results = _trace(self, tuple(numbers.items()), tuple(inputs.values()))
+            return jax.tree.map(partial(jnp.squeeze, axis=0), results)
 
         for _ in range(depth):
             norm = jax.vmap(norm)
         return norm(*data.values())
 
-    def alike(self, given: dict[str, Any]) -> list[Any]:
+    def alike(self, inputs: dict[str, Any]) -> list[Any]:
         """The inputs as arrays that differ between the same devices."""
-        return vary_alike(*spread_alike(given).values())
+        return vary_alike(*spread_alike(inputs).values())
 
-    def forward_pass(self, given: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
+    def forward_pass(self, inputs: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
         """The results by name."""
-        return compute(self.refusal, self.forward, given, numbers, self.shared)
+        return compute(self.refusal, self.forward, inputs, numbers, self.shared)
 
-    def gradient_pass(self, found: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
+    def gradient_pass(self, values: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
         """The results of the gradient by name, from what was kept and the gradients that arrive."""
-        own = {name: numbers[name] for name in self.gradient.numbers}
-        return compute(self.refusal, self.gradient, self.operands(found), own, self.shared)
+        options = {name: numbers[name] for name in self.gradient.numbers}
+        return compute(self.refusal, self.gradient, self.operands(values), options, self.shared)
 
-    def operands(self, found: dict[str, Any]) -> dict[str, Any]:
+    def operands(self, values: dict[str, Any]) -> dict[str, Any]:
         """The operands of the gradient."""
-        return {argument.name: found.get(argument.name) for argument in self.gradient.arguments}
+        return {argument.name: values.get(argument.name) for argument in self.gradient.arguments}
 
 
-def spread_alike(given: dict[str, Any]) -> dict[str, Any]:
+def spread_alike(inputs: dict[str, Any]) -> dict[str, Any]:
     """The inputs, each spread over a mesh like the one whose gradient is spread like its own."""
-    data = [name for name in ("x", "residual") if name in given]
-    parameters = [name for name in ("scale", "bias") if name in given]
-    found = dict(given)
+    data = [name for name in ("x", "residual") if name in inputs]
+    parameters = [name for name in ("scale", "bias") if name in inputs]
+    spread = dict(inputs)
     for names in (data, parameters):
-        found |= zip(names, place_alike(*map(given.get, names)), strict=True)
-    return found
+        spread |= zip(names, place_alike(*map(inputs.get, names)), strict=True)
+    return spread
 
 
 def numbers_of(call: Call) -> tuple[tuple[str, Any], ...]:
@@ -173,9 +180,9 @@ def results_of(
 
 
 def _sharding(name: str, shape: Shape, operands: Mapping[str, Any]) -> Any:
-    """How a result is spread over a mesh: as what it is the gradient of, or else as the data."""
-    for own in ("scale" if name == "dbias" else name.removeprefix("d"), "x", "y"):
-        operand = operands.get(own)
+    """Sharding of a result: that of the array it is the gradient of, or else of the data."""
+    for source in ("scale" if name == "dbias" else name.removeprefix("d"), "x", "y"):
+        operand = operands.get(source)
         if operand is not None and operand.shape == shape:
             return sharding_of(operand)
     return None
@@ -199,33 +206,34 @@ def compute(
     computes all of them. Gradients of parameters are sums, of which each example has its own.
     """
     results, options = results_of(kind, operands, numbers)
-    names, given = list(operands), list(operands.values())
-    axes = [0 if array is None else array.ndim for array in given]
+    names, inputs = list(operands), list(operands.values())
+    axes = [0 if array is None else array.ndim for array in inputs]
     result_axes = [len(result.shape) for result in results.values()]
 
     def run(outs: list[Any], ins: list[Any]) -> None:
         if isinstance(kind.layout, GroupLayout):
             outs, ins = list(map(_samples, outs, result_axes)), list(map(_samples, ins, axes))
-        made = dict(zip(results, outs, strict=True))
-        own = kind(**dict(zip(names, ins, strict=True)), **options)
-        write(own, *map(made.get, kind.result_names))
+        outputs = dict(zip(results, outs, strict=True))
+        record = kind(**dict(zip(names, ins, strict=True)), **options)
+        write(record, *map(outputs.get, kind.result_names))
 
-    if shared is None or "dscale" in results or _per_sample(operands, options):
+    sums = {"dscale", "dbias"} & results.keys()
+    if shared is None or sums or _per_sample(operands, options):
         places = None
     else:
         places = [k for k, name in enumerate(names) if name in shared]
     kinds = [(result.shape, result.dtype) for result in results.values()]
-    known = [None if array is None else (array.shape, array.dtype) for array in given]
+    described = [None if array is None else (array.shape, array.dtype) for array in inputs]
     compiled = None
     if not kind.reads_values:
-        together = [] if places is None else [k not in places for k in range(len(given))]
-        compiled = compiled_call(run, kinds, known, together)
-    arrays = call(refusal, run, list(results.values()), given, shared=places, compiled=compiled)
+        together = [] if places is None else [k not in places for k in range(len(inputs))]
+        compiled = compiled_call(run, kinds, described, together)
+    arrays = call(refusal, run, list(results.values()), inputs, shared=places, compiled=compiled)
     return dict(zip(results, arrays, strict=True))
 
 
 def _per_sample(operands: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
-    """Whether each sample of a norm over rows has a scale of its own."""
+    """True if each sample of a norm over rows has a scale of its own."""
     scale = operands.get("scale")
     return scale is not None and "axis" in options and scale.ndim > -options["axis"]
 
@@ -240,45 +248,62 @@ def _samples(array: Any, ndim: int) -> Any:
 
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _trace(norm: TracedNorm[Any], numbers: Any, arrays: Any) -> Any:
-    given = dict(zip(norm.inputs, arrays, strict=True))
-    if given.get("bias") is not None and given["scale"] is None:
-        given["scale"] = jnp.ones_like(given["bias"])  # gradients come in pairs
-    return _differentiable(norm, numbers, *norm.alike(given))
+    inputs = dict(zip(norm.inputs, arrays, strict=True))
+    x, bias = inputs["x"], inputs.get("bias")
+    # The gradient of a bias alone has the dtype of x, and none is per sample.
+    alike = bias is not None and bias.dtype == x.dtype and bias.ndim < x.ndim
+    if bias is not None and inputs["scale"] is None and not alike:
+        inputs["scale"] = jnp.ones_like(bias)
+    return _differentiable(norm, numbers, *norm.alike(inputs))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _differentiable(norm: TracedNorm[Any], numbers: Any, *arrays: Any) -> Any:
-    return _forward(norm, numbers, *arrays)[0]
+    return _compute(norm, numbers, arrays)[0]
 
 
-def _forward(norm: TracedNorm[Any], numbers: Any, *arrays: Any) -> Any:
-    given = dict(zip(norm.inputs, arrays, strict=True))
-    made = norm.forward_pass(given, dict(numbers))
-    found, returned = given | made, tuple(made[name] for name in norm.returned)
-    kept = {own: found[name] for own, name in norm.kept.items()}
-    # For each input None or (), so that inputs which no gradient reads are not kept in memory.
-    present = [None if array is None else () for array in arrays]
-    return returned if len(returned) > 1 else returned[0], (kept, present)
+def _compute(norm: TracedNorm[Any], numbers: Any, arrays: Any) -> Any:
+    """The results of the forward pass that the caller sees, and what the gradient reads."""
+    inputs = dict(zip(norm.inputs, arrays, strict=True))
+    results = norm.forward_pass(inputs, dict(numbers))
+    values, returned = inputs | results, tuple(results[name] for name in norm.returned)
+    residuals = {residual: values[name] for residual, name in norm.residual_names.items()}
+    return returned if len(returned) > 1 else returned[0], residuals
 
 
-def _gradients(norm: TracedNorm[Any], numbers: Any, residuals: Any, cotangents: Any) -> Any:
-    kept, present = residuals
-    arrived = cotangents if len(norm.returned) > 1 else (cotangents,)
-    found = kept | dict(zip(("dy", "ds"), arrived, strict=False))
-    made = norm.gradient_pass(found, dict(numbers))
-    return tuple(
-        None if given is None else made.get(name)
-        for name, given in zip(norm.gradient_names, present, strict=True)
-    )
+def _forward(norm: TracedNorm[Any], numbers: Any, *primals: Any) -> Any:
+    returned, residuals = _compute(norm, numbers, [None if p is None else p.value for p in primals])
+    # A dimension for each input, 2 if it is differentiated by, and no elements: JAX traces the
+    # backward pass for each shape of what is kept, but not for each structure.
+    differentiated = jnp.zeros((0, *(1 + (p is not None and p.perturbed) for p in primals)))
+    return returned, (residuals, differentiated)
+
+
+def _gradients(norm: TracedNorm[Any], numbers: Any, residuals: Any, arrived: Any) -> Any:
+    """A gradient for each input that is differentiated by; the others are not computed."""
+    saved, differentiated = residuals
+    each = zip(norm.gradient_names, differentiated.shape[1:], strict=True)
+    names = [name if size == 2 else None for name, size in each]
+    wanted = tuple(name for name in norm.gradient.result_names if name in names)
+    if not wanted:
+        return (None,) * len(names)
+    values = saved | dict(zip(("dy", "ds"), arrived, strict=False))
+    gradients = norm.gradient_pass(values, {**dict(numbers), "wanted": wanted})
+    return tuple([None if name is None else gradients.get(name) for name in names])
 
 
 _compiled = jax.jit(_gradients, static_argnums=(0, 1), inline=True)
 
 
 def _backward(norm: TracedNorm[Any], numbers: Any, residuals: Any, cotangents: Any) -> Any:
+    dy, *others = cotangents if len(norm.returned) > 1 else (cotangents,)
+    if isinstance(dy, SymbolicZero):  # the sum alone was used
+        x = residuals[0]["x"]
+        dy = vary(jnp.zeros_like(x), varying(x))
+    arrived = dy, *(None if isinstance(each, SymbolicZero) else each for each in others)
     # JAX does not know the axis of a vmap while it traces a compiled function in a backward pass.
     trace = _compiled if dict(numbers).get("axis_name") is None else _gradients
-    return trace(norm, numbers, residuals, cotangents)
+    return trace(norm, numbers, residuals, arrived)
 
 
-_differentiable.defvjp(_forward, _backward)
+_differentiable.defvjp(_forward, _backward, symbolic_zeros=True)

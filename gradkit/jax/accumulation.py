@@ -5,7 +5,6 @@ from itertools import accumulate
 from typing import Any, Literal, TypeVar, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import gradkit
@@ -14,9 +13,10 @@ from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrads
 from gradkit._open.foreign import answers
-from gradkit.jax._callbacks import ResultShape, call, is_known, sharding_of
+from gradkit.jax._callbacks import call
 from gradkit.jax._compiled import named_call
-from gradkit.jax._numbers import given, read
+from gradkit.jax._numbers import number, read
+from gradkit.jax._pytrees import by_path, flag, results_like, without_elements, words
 
 __all__ = ["accumulate_grads"]
 
@@ -129,56 +129,36 @@ def accumulate_grads(
     (Array([258], dtype=bfloat16), Array([0], dtype=bfloat16))
     """
     numbers = _numbers(scale, overwrite, do_update)
-    own = None
+    seed_words = None
     if checks.choice(rounding, "rounding", ("nearest", "stochastic")) == "stochastic":
-        own = _words(seed)
-    both = _accumulate(buffers, compensation, grads, (*numbers, own), casting)
+        seed_words = words(seed)
+    both = _accumulate(buffers, compensation, grads, (*numbers, seed_words), casting)
     return both[0] if compensation is None else both
 
 
 def _numbers(scale: Any, overwrite: Any, do_update: Any) -> tuple[Any, Any, Any]:
     if not isinstance(scale, jax.Array):
         checks.finite(checks.real(scale, "scale"), "scale")
-    return given(scale, "scale"), _flag(overwrite, "overwrite"), _flag(do_update, "do_update")
-
-
-def _words(seed: Any) -> Any:
-    """A seed as JAX holds it, which may have no integers of 64 bits: two words, the lower first."""
-    if not isinstance(seed, jax.Array):
-        return np.array([checks.seed(seed, "seed")], np.uint64).view(np.uint32)
-    checks.shape(seed, (), "seed", "one number")
-    if not jnp.issubdtype(seed.dtype, jnp.integer):
-        raise TypeError(f"seed has dtype {seed.dtype}; accepted: integers")
-    upper = seed >> 32 if seed.dtype.itemsize == 8 else jnp.zeros_like(seed)
-    return jnp.stack([seed.astype(jnp.uint32), upper.astype(jnp.uint32)])
-
-
-def _flag(flag: Any, label: str) -> Any:
-    if isinstance(flag, jax.Array):
-        if flag.dtype == bool and flag.shape == ():
-            return flag
-        said = f"{flag.dtype} of shape {flag.shape}"
-        raise TypeError(f"{label} must be a bool, or a 0-d bool array, not {said}")
-    return np.array(checks.flag(flag, label))
+    return number(scale, "scale"), flag(overwrite, "overwrite"), flag(do_update, "do_update")
 
 
 @partial(jax.jit, inline=True, static_argnames="casting")
 def _accumulate(
-    buffers: Any, kept: Any, grads: Any, numbers: tuple[Any, ...], casting: Any
+    buffers: Any, remainders: Any, grads: Any, numbers: tuple[Any, ...], casting: Any
 ) -> tuple[Any, Any]:
     """The new buffers, and what is kept beside them, which may be ``None``.
 
     ``numbers``: the scale, whether to overwrite and to update, and a seed, if there is one.
     """
     *_, seed = numbers
-    # What is wrong with a call is found out on arrays without elements.
-    into, beside, addends = map(_by_path, (buffers, kept, grads))
-    empty = map(_without_elements, (into, addends))
-    rest = None if kept is None else _without_elements(beside)
+    # A trial on arrays without elements finds errors.
+    into, beside, addends = map(by_path, (buffers, remainders, grads))
+    empty = map(without_elements, (into, addends))
+    rest = None if remainders is None else without_elements(beside)
     rounding: Any = "nearest" if seed is None else "stochastic"
     gradkit.accumulate_grads(*empty, compensation=rest, casting=casting, rounding=rounding)
     if not into:
-        return buffers, kept
+        return buffers, remainders
     # All in the buffers' order: pytrees of another type may have the same paths in another one.
     paths, count = list(into), len(into)
     written = [*into.values(), *(beside[path] for path in paths if beside)]
@@ -202,33 +182,11 @@ def _accumulate(
             )
         )
 
-    results = [ResultShape(a.shape, a.dtype, sharding=sharding_of(a)) for a in written]
-    added = [*(addends[path] for path in paths), *(n for n in numbers if n is not None)]
-    reuse = {k: k for k in range(len(written))}
+    present = [n for n in numbers if n is not None]
+    arrays = [*written, *(addends[path] for path in paths)]
+    results, reuse = results_like(arrays, count, first, present), {k: k for k in range(first)}
     compiled = named_call("accumulate", compensated=[len(beside) > 0]) if seed is None else None
-    found = call(_REFUSAL, compute, results, [*written, *added], reuse=reuse, compiled=compiled)
-    left = dict(zip(paths, found[count:], strict=False))
-    tree, left_tree = map(jax.tree.structure, (buffers, kept))
-    return tree.unflatten(found[:count]), left_tree.unflatten([left[path] for path in beside])
-
-
-def _by_path(tree: Any) -> dict[str, Any]:
-    """The arrays of a pytree by what leads to them. Dots in keys are escaped: no two are alike."""
-
-    def name(key: Any) -> str:
-        plain = jax.tree_util.keystr((key,), simple=True)
-        return plain.replace("\\", "\\\\").replace(".", "\\.")
-
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {".".join(map(name, path)): jnp.asarray(leaf) for path, leaf in leaves}
-
-
-def _without_elements(arrays: dict[str, Any]) -> dict[str, Array]:
-    """Arrays of the same shapes behind an axis of length 0."""
-    for path, array in arrays.items():
-        if not is_known(array.shape):
-            raise TypeError(
-                f"an array at {path or 'the root'!r} has shape {array.shape}: gradkit.jax's sums "
-                "take no symbolic sizes; export with fixed sizes, or buffer + scale * grad"
-            )
-    return {path: np.empty((0, *a.shape), a.dtype) for path, a in arrays.items()}
+    outs = call(_REFUSAL, compute, results, [*arrays, *present], reuse=reuse, compiled=compiled)
+    left = dict(zip(paths, outs[count:], strict=False))
+    tree, left_tree = map(jax.tree.structure, (buffers, remainders))
+    return tree.unflatten(outs[:count]), left_tree.unflatten([left[path] for path in beside])

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradkit._arrays import backend_of
 from gradkit._calls import channels, checks
 from gradkit._open.dispatch import run, write
 from gradkit._open.foreign import answers
@@ -33,19 +34,19 @@ class _TracedBatchNorm(TracedNorm[...]):
     def __init__(self) -> None:
         super().__init__("batch_norm", channels.BatchNorm, channels.BatchNormGrad)
         self.returned = ["y", "returned_mean", "returned_var"]
-        self.kept["own_row"] = "own_row"
+        self.residual_names["own_row"] = "own_row"
         self.shared = None
 
-    def alike(self, given: dict[str, Any]) -> list[Any]:
+    def alike(self, inputs: dict[str, Any]) -> list[Any]:
         """Running statistics may stay the same on all devices."""
-        x, scale, bias, *running = spread_alike(given).values()
+        x, scale, bias, *running = spread_alike(inputs).values()
         return [*vary_alike(vary(x, varying(*running)), scale, bias), *running]
 
-    def forward_pass(self, given: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
+    def forward_pass(self, inputs: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
         """The results, and which row of all devices' statistics is the own one."""
-        x, _, _, *running = given.values()
+        x, _, _, *running = inputs.values()
         axis, axis_name = numbers["channel_axis"], numbers.pop("axis_name")
-        results, _ = results_of(channels.BatchNorm, given, numbers)
+        results, _ = results_of(channels.BatchNorm, inputs, numbers)
         rows = own_row = None
         if axis_name is not None:
             rows = _stats_of_all(self.refusal, axis, axis_name, x)
@@ -59,36 +60,39 @@ class _TracedBatchNorm(TracedNorm[...]):
         else:
             same = everywhere - varying(*running)
             results |= {
-                name: ResultShape(known.shape, known.dtype, same, sharding_of(known))
-                for name, known in zip(("returned_mean", "returned_var"), running, strict=True)
+                name: ResultShape(statistic.shape, statistic.dtype, same, sharding_of(statistic))
+                for name, statistic in zip(("returned_mean", "returned_var"), running, strict=True)
             }
-        operands, kinds = [*given.values(), rows], list(results.values())
+        operands, kinds = [*inputs.values(), rows], list(results.values())
         run, reuse, compiled = partial(_normalise, numbers), {}, None
         if rows is None:
             compiled = _compiled(numbers, kinds, operands)
             reuse = {k: k for k in range(3, len(results)) if running[0] is not None}
-        made = call(self.refusal, run, kinds, operands, reuse=reuse, compiled=compiled)
-        named = dict(zip(results, made, strict=True))
+        arrays = call(self.refusal, run, kinds, operands, reuse=reuse, compiled=compiled)
+        named = dict(zip(results, arrays, strict=True))
         return {"returned_mean": named["mean"], "own_row": own_row} | named
 
-    def gradient_pass(self, found: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
+    def gradient_pass(self, values: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
         """Sums over all devices give dx; those of each are its part of dscale and dbias."""
-        axis, axis_name, own_row = numbers["channel_axis"], numbers["axis_name"], found["own_row"]
+        axis, axis_name, own_row = numbers["channel_axis"], numbers["axis_name"], values["own_row"]
         if axis_name is None:
-            return super().gradient_pass(found, numbers)
-        dy, x, scale, mean, inv_std = operands = self.operands(found).values()
-        results = [pairs(2, x.shape[axis])]
-        if scale is not None:
-            spread = sharding_of(scale)
-            results += [ResultShape(scale.shape, scale.dtype, sharding=spread)] * 2
-        sums = partial(_sums, axis)
-        own, *gradients = call(self.refusal, sums, results, (dy, x, mean, inv_std))
+            return super().gradient_pass(values, numbers)
+        dy, x, scale, mean, inv_std = operands = self.operands(values).values()
+        names = [name for name in ("dscale", "dbias") if name in numbers["wanted"]]
+        width, dtype = x.shape[axis], x.dtype if scale is None else scale.dtype
+        spread = None if scale is None else sharding_of(scale)
+        results = [pairs(3, width)] + [ResultShape((width,), dtype, sharding=spread)] * len(names)
+        sums = partial(_sums, axis, names)
+        sums_here, *gradients = call(self.refusal, sums, results, (dy, x, scale, mean, inv_std))
+        gradients_by_name = dict(zip(names, gradients, strict=True))
+        if "dx" not in numbers["wanted"]:
+            return gradients_by_name
         # An all_gather: JAX's own knows no axis of a vmap in a backward pass.
-        rows = jax.lax.psum(jnp.where(own_row.reshape(-1, 1, 1, 1), own, 0), axis_name)
+        rows = jax.lax.psum(jnp.where(own_row.reshape(-1, 1, 1, 1), sums_here, 0), axis_name)
         apply = partial(_apply_sums, axis, float(_elements(x, axis) * len(own_row)))
         kind = ResultShape(x.shape, x.dtype, sharding=sharding_of(x))
         (dx,) = call(self.refusal, apply, [kind], (*operands, rows))
-        return dict(zip(("dx", "dscale", "dbias"), (dx, *gradients), strict=False))
+        return gradients_by_name | {"dx": dx}
 
 
 _BATCH_NORM = _TracedBatchNorm()
@@ -186,11 +190,12 @@ def batch_norm(
         float16, bfloat16, float32 or float64: as :func:`gradkit.batch_norm` moves them, but not
         written.
     momentum : float
-        From 0 to 1: the weight of this batch in running statistics, for which alone it is. flax,
+        The weight of this batch in the running statistics, from 0 to 1. flax,
         Keras and ONNX call ``1 - momentum`` momentum.
     axis_name : str or tuple of str, optional
         Axes of a ``shard_map``, or of a ``vmap``: the batch is that of all their devices, by
         ``jax.lax.all_gather`` of two numbers per channel. Statistics are the same on all of them.
+        To be differentiated by, a scale that differs between them must not be 0.
 
     Returns
     -------
@@ -300,7 +305,7 @@ def batch_norm_inference(
     )
 
 
-# What XLA's callbacks compute of batch norm
+# Batch norm in XLA's callbacks
 
 
 def _normalise(numbers: dict[str, Any], outs: list[Any], ins: list[Any]) -> None:
@@ -341,9 +346,9 @@ def _compiled(
     numbers: dict[str, Any], results: list[ResultShape], operands: list[Any]
 ) -> CompiledCall | None:
     """The one call that normalises and moves running statistics, or else keeps the variance."""
-    known = [None if array is None else (array.shape, array.dtype) for array in operands]
+    inputs = [None if array is None else (array.shape, array.dtype) for array in operands]
     kinds = [(result.shape, result.dtype) for result in results]
-    return compiled_call(partial(_normalise_at_once, numbers, keeps_var=True), kinds, known)
+    return compiled_call(partial(_normalise_at_once, numbers, keeps_var=True), kinds, inputs)
 
 
 def _normalise_at_once(
@@ -385,20 +390,30 @@ def _stats_of_all(refusal: str, axis: int, axis_name: Any, x: Any) -> Any:
     return rows_of_all(state, axis_name)
 
 
-def _sums(axis: int, outs: list[Any], ins: list[Any]) -> None:
-    """A device's sums, and the gradients of the parameters."""
-    (dy, x, mean, inv_std), own = ins, doubles(outs[0])
+def _sums(axis: int, names: list[str], outs: list[Any], ins: list[Any]) -> None:
+    """A device's sums and scale, and the gradients of the parameters."""
+    (dy, x, scale, mean, inv_std), numbers = ins, doubles(outs[0])
     sums = channels.BatchNormGradSums(dy=dy, x=x, mean=mean, inv_std=inv_std, channel_axis=axis)
-    write(sums, own[0], own[1])
-    for out, row in zip(outs[1:], own, strict=False):
-        store(out, row)
+    write(sums, numbers[0], numbers[1])
+    numbers[2] = 1.0 if scale is None else backend_of(scale).as_float64(scale)
+    for name, out in zip(names, outs[1:], strict=True):
+        store(out, numbers[int(name == "dbias")])
 
 
 def _apply_sums(axis: int, count: float, outs: list[Any], ins: list[Any]) -> None:
-    """The gradient of x, from all devices' sums."""
+    """The gradient of x, from all devices' sums.
+
+    They are of dy times each device's scale. The own scale, which multiplies them, is divided out.
+    """
     dy, x, scale, mean, inv_std, rows = ins
+    every = doubles(rows)
+    sums, scales = every[:, :2], every[:, 2:]
     with np.errstate(all="ignore"):  # infinities of two signs
-        totals = doubles(rows).sum(axis=0)
+        totals = sums.sum(axis=0)
+        if scale is not None:
+            scale_here = backend_of(scale).as_float64(scale)
+            weighted = (sums * scales).sum(axis=0) / scale_here
+            totals = np.where((scales == scale_here).all(axis=0), totals, weighted)
     apply = channels.BatchNormGradApply(
         dy=dy,
         x=x,

@@ -18,7 +18,7 @@ from gradkit._open.dispatch import write
 from gradkit._open.foreign import answers
 from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all, sharding_of, varying
 from gradkit.jax._compiled import CompiledCall, named_call
-from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
+from gradkit.jax._numbers import doubles, number, pair, pairs, read, store, widest
 
 __all__ = ["clip_by_global_norm", "grad_norm"]
 
@@ -29,7 +29,7 @@ _REFUSAL = "{} is not differentiable; to differentiate a whole training step, cl
 
 
 class ClipRule(NamedTuple):
-    """What a call does, apart from numbers that may change from step to step."""
+    """Options of a call, without the numbers that may change from step to step."""
 
     function: str
     order: float
@@ -44,12 +44,12 @@ class ClipRule(NamedTuple):
 
     @property
     def refusal(self) -> str:
-        """What is said if the call is differentiated."""
+        """Text of the error if the call is differentiated."""
         return _REFUSAL.format(self.function)
 
 
 class Clipped(NamedTuple):
-    """What a clip gives, and what a spike guard says, if there is one."""
+    """Results of a clip, and of its spike guard, if there is one."""
 
     grads: Any
     norm: jax.Array
@@ -126,8 +126,8 @@ def clip_by_global_norm(
     norm_type : float
         p of the norm: any real number above 0, or infinity.
     scale : float, or 0-d floating-point array
-        What the gradients are multiplied by first, such as ``1 / tokens``. One in an array that is
-        not finite counts as a norm that is not.
+        What the gradients are multiplied by first, such as ``1 / tokens``. A non-finite one in
+        an array is treated like a non-finite norm.
     eps : float
         Lower bound on the norm in the division.
     eps_mode : {"max", "add"}
@@ -143,7 +143,7 @@ def clip_by_global_norm(
         that are the same on all devices already, as after a ``psum``. If ``max_norm`` or ``scale``
         has another value on one of them, the norm is NaN on all.
     replicas : int, or pytree of ints
-        On how many devices of ``axis_name`` each gradient is a copy, so that it counts once. A
+        Number of devices of ``axis_name`` that hold a copy of each gradient; copies count once. A
         pytree may end where numbers below are the same.
     clip : bool, or pytree of bools, optional
         Which gradients are clipped; the others are only multiplied by ``scale``. Default: all.
@@ -214,13 +214,13 @@ def clipped_by(grads: Any, max_norm: Any, scale: Any, rule: ClipRule, state: Any
     """Clip to ``max_norm``, and to what a spike guard says of the norm if it has a state."""
     if not isinstance(max_norm, jax.Array):
         checks.nonnegative(max_norm, "max_norm")
-    return _clip(grads, given(max_norm, "max_norm"), _scale(scale), state, rule)
+    return _clip(grads, number(max_norm, "max_norm"), _scale(scale), state, rule)
 
 
 def _scale(scale: Any) -> Any:
     if not isinstance(scale, jax.Array):
         checks.finite(checks.real(scale, "scale"), "scale")
-    return given(scale, "scale")
+    return number(scale, "scale")
 
 
 def copies_of(replicas: Any, axis_name: Any, grads: Any) -> tuple[int, ...] | None:
@@ -236,20 +236,20 @@ def copies_of(replicas: Any, axis_name: Any, grads: Any) -> tuple[int, ...] | No
 
 
 def _per_leaf(said: Any, label: str, grads: Any) -> tuple[bool, ...] | None:
-    """Of each gradient whether it is meant, if any is not."""
+    """Return a bool for each gradient, or None if all are meant."""
     if said is None:
         return None
     return tuple(checks.flag(one, label) for one in _spread(said, grads))
 
 
 def _spread(prefix: Any, grads: Any) -> list[Any]:
-    """What is said of each gradient by a pytree that may end above them."""
+    """Spread a pytree that may end above the gradients: a value for each."""
     spread = jax.tree.map(lambda said, own: jax.tree.map(lambda _: said, own), prefix, grads)
     return list(jax.tree.leaves(spread))
 
 
 def _of(each: Any, chosen: tuple[bool, ...] | None) -> Any:
-    """Those that are chosen of a list's items, or of none."""
+    """Select items of a list, or of None."""
     return each if each is None or chosen is None else type(each)(compress(each, chosen))
 
 
@@ -271,10 +271,10 @@ def _clip(grads: Any, limit: Any, scale: Any, state: Any, rule: ClipRule) -> Cli
     reuse = {k: k for k in range(count)} if rule.clips else None
     results = _results(*operands[:-1], rule=rule)
     compiled = _compiled(count, rule)
-    made = call(rule.refusal, compute, results, operands, reuse=reuse, compiled=compiled)
+    arrays = call(rule.refusal, compute, results, operands, reuse=reuse, compiled=compiled)
     if not rule.clips:
-        return Clipped(None, *made)
-    return Clipped(tree.unflatten(made[:count]), *made[count:])
+        return Clipped(None, *arrays)
+    return Clipped(tree.unflatten(arrays[:count]), *arrays[count:])
 
 
 def _compiled(count: int, rule: ClipRule) -> CompiledCall | None:
@@ -305,7 +305,7 @@ def _results(*operands: Any, rule: ClipRule) -> list[ResultShape]:
 
 
 def _states_of_all(leaves: list[Any], limit: Any, scale: Any, rule: ClipRule) -> Any:
-    """What each device's gradients add to the norm: a row of each."""
+    """Partial results of each device's gradients for the norm: a row of each."""
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         *grads, most, by = ins
@@ -333,16 +333,16 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: ClipRule
     most, by = read(limit), read(scale)
     norm = backend.empty((), FLOAT64)
     if rows is None:
-        own = _of(grads, rule.counted)
-        backend.grad_norm(lists.GradNorm(grads=own, norm_type=rule.order, norm=norm, scale=by))
+        counted = _of(grads, rule.counted)
+        backend.grad_norm(lists.GradNorm(grads=counted, norm_type=rule.order, norm=norm, scale=by))
     else:
         _join(doubles(rows), norm, by, most, rule, backend)
     if rule.guard is not None:
         most, following = backend.empty((), FLOAT64), backend.empty(state.shape, FLOAT64)
-        known = backend.as_float64(state)
+        wide = backend.as_float64(state)
         decay, threshold, warmup, clips = rule.guard
         step = lists.SpikeGuardUpdate(
-            state=known, norm=norm, decay=decay, threshold=threshold, warmup=warmup, clips=clips
+            state=wide, norm=norm, decay=decay, threshold=threshold, warmup=warmup, clips=clips
         )
         write(step, following, most)
         store(outs[1], most)

@@ -38,13 +38,13 @@ __all__ = [
 
 
 class ClipState(NamedTuple):
-    """What :func:`clip_by_global_norm` leaves: the norm of the last gradients, before clipping."""
+    """State of :func:`clip_by_global_norm`: the norm of the last gradients, before clipping."""
 
     norm: jax.Array
 
 
 class SpikeGuardState(NamedTuple):
-    """What :func:`clip_spikes` leaves.
+    """State of :func:`clip_spikes`.
 
     ``statistics``: how many norms it has seen, their mean and their standard deviation. ``norm``
     and ``max_norm``: the last norm, and what it was clipped to.
@@ -56,7 +56,7 @@ class SpikeGuardState(NamedTuple):
 
 
 class AccumulateState(NamedTuple):
-    """What :func:`accumulate` leaves.
+    """State of :func:`accumulate`.
 
     ``step``: how many micro-batches have been added since the last update. ``weight``: the sum of
     their weights. ``buffers``: that of their gradients. ``inner``: the optimizer's own state.
@@ -69,7 +69,7 @@ class AccumulateState(NamedTuple):
 
 
 class SkipState(NamedTuple):
-    """What :func:`skip_steps` leaves.
+    """State of :func:`skip_steps`.
 
     ``inner``: the optimizer's own state. ``norm`` and ``limit``: the last norm, and the largest of
     a step that is taken. ``taken``: whether the last step was. ``skipped``: how many were not.
@@ -252,33 +252,33 @@ def accumulate(
             jnp.zeros((), jnp.int32), jnp.zeros((), widest()), buffers, inner.init(params)
         )
 
-    def step(given: Any, **extra: Any) -> Any:
-        buffers, total, updates, state, params = given
+    def step(carried: Any, **extra: Any) -> Any:
+        buffers, total, updates, state, params = carried
         by = jnp.where(total == 0, 1, total)  # without weight, sums are 0 too
         mean = jax.tree.map(
             lambda b, g: place((b / by).astype(g.dtype), sharding_of(g)), buffers, updates
         )
         return _taken(inner.update(mean, state, params, **extra), state)
 
-    def wait(given: Any, after: Callable[..., Any] = step) -> Any:
-        return _not_taken(after, given, given[2], given[3])
+    def wait(carried: Any, after: Callable[..., Any] = step) -> Any:
+        return _not_taken(after, carried, carried[2], carried[3])
 
     def update(
         updates: Any, state: AccumulateState, params: Any = None, *, weight: Any = 1.0, **extra: Any
     ) -> Any:
         first = state.step == 0
-        own = jnp.asarray(weight, widest())
-        total = jnp.where(first, own, state.weight + own)
-        buffers = accumulate_grads(state.buffers, updates, scale=own, overwrite=first)
+        weight_array = jnp.asarray(weight, widest())
+        total = jnp.where(first, weight_array, state.weight + weight_array)
+        buffers = accumulate_grads(state.buffers, updates, scale=weight_array, overwrite=first)
         # The functions of the step before, which outside of jit are not compiled again.
         branches: Any = (step, wait)
         if extra:
             after = partial(step, **extra)
             branches = after, partial(wait, after=after)
         count = (state.step + 1) % every
-        held = buffers, total, updates, state.inner, params
-        given, following = jax.lax.cond(count == 0, *branches, held)
-        return given, AccumulateState(count, total, buffers, following)
+        carried = buffers, total, updates, state.inner, params
+        moved, following = jax.lax.cond(count == 0, *branches, carried)
+        return moved, AccumulateState(count, total, buffers, following)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -352,30 +352,31 @@ def skip_steps(
         statistics = jnp.zeros(3, widest())
         return SkipState(inner.init(params), zero, zero, jnp.array(True), count, statistics)
 
-    def step(given: Any, **extra: Any) -> Any:
-        return _taken(inner.update(*given, **extra), given[1])
+    def step(carried: Any, **extra: Any) -> Any:
+        return _taken(inner.update(*carried, **extra), carried[1])
 
-    def skip(given: Any, **extra: Any) -> Any:
-        return _not_taken(partial(step, **extra), given, *given[:2])
+    def skip(carried: Any, **extra: Any) -> Any:
+        return _not_taken(partial(step, **extra), carried, *carried[:2])
 
     def update(updates: Any, state: SkipState, params: Any = None, **extra: Any) -> Any:
         name = "transforms.skip_steps"
         rule = rule_of(name, 2.0, 0.0, "propagate", axis_name, replicas, updates)
-        known = None if settings is None else state.statistics
-        found = clipped_by(updates, jnp.inf, 1.0, rule._replace(clips=False, guard=settings), known)
+        before = None if settings is None else state.statistics
+        rule = rule._replace(clips=False, guard=settings)
+        clipped = clipped_by(updates, jnp.inf, 1.0, rule, before)
         most = jnp.asarray(jnp.inf if limit is None else limit, widest())
-        if found.max_norm is not None:
-            most = jnp.minimum(most, found.max_norm)
-        taken = jnp.isfinite(found.norm) & (found.norm <= most)
+        if clipped.max_norm is not None:
+            most = jnp.minimum(most, clipped.max_norm)
+        is_good = jnp.isfinite(clipped.norm) & (clipped.norm <= most)
 
         # The functions of the step before, as in `accumulate`.
         branches: Any = (step, skip)
         if extra:
             branches = partial(step, **extra), partial(skip, **extra)
-        after, following = jax.lax.cond(taken, *branches, (updates, state.inner, params))
-        skipped = state.skipped + (1 - taken.astype(jnp.int32))
-        statistics = state.statistics if found.state is None else found.state
-        return after, SkipState(following, found.norm, most, taken, skipped, statistics)
+        after, following = jax.lax.cond(is_good, *branches, (updates, state.inner, params))
+        skipped = state.skipped + (1 - is_good.astype(jnp.int32))
+        statistics = state.statistics if clipped.state is None else clipped.state
+        return after, SkipState(following, clipped.norm, most, is_good, skipped, statistics)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -394,27 +395,27 @@ def _settings(guard: gradkit.SpikeGuard | None) -> tuple[float, float, int, bool
     return decay, threshold, warmup, False
 
 
-def _taken(made: Any, state: Any) -> Any:
-    """What an optimizer's step gives, in dtypes that hold the state before it too."""
-    updates, following = made
+def _taken(step_result: Any, state: Any) -> Any:
+    """Return an optimizer's step in dtypes that hold the state before it, too."""
+    updates, following = step_result
     return updates, jax.tree.map(_widen, following, state)
 
 
-def _not_taken(step: Callable[..., Any], given: Any, grads: Any, state: Any) -> Any:
+def _not_taken(step: Callable[..., Any], operand: Any, grads: Any, state: Any) -> Any:
     """Updates that leave parameters as they are, and the same state; of a step's types.
 
     The updates are -0.0, since +0.0 would make +0.0 of -0.0.
     """
-    updates, following = jax.eval_shape(step, given)
+    updates, following = jax.eval_shape(step, operand)
 
     def one(update: Any, grad: Any) -> jax.Array:
         nothing = jnp.full(update.shape, -0.0, update.dtype)
         return vary(place(nothing, sharding_of(update)), varying(grad))
 
-    def kept(before: Any, after: Any) -> Any:
+    def unchanged(before: Any, after: Any) -> Any:
         return place(_widen(before, after), sharding_of(after))
 
-    return jax.tree.map(one, updates, grads), jax.tree.map(kept, state, following)
+    return jax.tree.map(one, updates, grads), jax.tree.map(unchanged, state, following)
 
 
 def _widen(value: Any, other: Any) -> Any:

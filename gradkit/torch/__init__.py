@@ -27,5 +27,5 @@ __all__ += modules.__all__
 __all__ += norms.__all__
 __all__ += statistics.__all__
 
-for _module in (accumulation, clipping, statistics):
+for _module in (accumulation, statistics):
     _close_to_dynamo(map(vars(_module).__getitem__, _module.__all__))

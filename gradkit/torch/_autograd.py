@@ -1,4 +1,4 @@
-"""How autograd meets the norms: operators, ``torch.ops.gradkit``, and functions that run them.
+"""Norms under autograd: operators, ``torch.ops.gradkit``, and functions that run them.
 
 An operator runs a function of gradkit. It has a fixed number of results, all of them new memory; in
 the place of an absent one stands a tensor without elements. Its fake kernel states shapes, dtypes
@@ -38,7 +38,7 @@ from gradkit._arrays.torch import NESTED
 from gradkit._arrays.torch import Torch as _Torch
 from gradkit._calls.record import Call
 from gradkit._open.foreign import shorten, tell
-from gradkit.torch._known import KnownCalls
+from gradkit.torch._cached_calls import CachedCalls
 
 _NAMESPACE = "gradkit"
 _LIBRARY = torch.library.Library(_NAMESPACE, "DEF")
@@ -100,7 +100,7 @@ def refuse_nested(tensor: Tensor, label: str) -> None:
 class Operator(NamedTuple):
     """A function of gradkit: its calls, which return tuples, its operator and its record."""
 
-    calls: KnownCalls
+    calls: CachedCalls
     overload: Any
     kind: type[Call]
 
@@ -112,19 +112,22 @@ def operator(
 
     ``last``: it is a gradient, which has no derivatives of its own.
     """
-    name = schema.partition("(")[0]
-    qualified = f"{_NAMESPACE}::{name}"
-    # Where the layout of a result follows that of an argument, compilers must not change it.
-    tags = torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides
-    _LIBRARY.define(schema, tags=tags)
-    kernel = _complete(run, single=schema.endswith("-> Tensor"))
-    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(qualified, describe, lib=_LIBRARY)
-    overload = getattr(getattr(torch.ops, _NAMESPACE), name).default
-    torch.library.register_vmap(qualified, _one_by_one(overload), lib=_LIBRARY)
+    overload = define(schema, _complete(run, single=schema.endswith("-> Tensor")), describe)
+    torch.library.register_vmap(overload._name, _one_by_one(overload), lib=_LIBRARY)
     if last:
         _tell_autograd(overload, partial(Gradient.apply, overload))
     return overload
+
+
+def define(schema: str, kernel: Callable[..., Any], describe: Callable[..., Any]) -> Any:
+    """The operator of a schema, without derivatives: its kernel, and what its results look like."""
+    name = schema.partition("(")[0]
+    # Where the layout of a result follows that of an argument, compilers must not change it.
+    tags = torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides
+    _LIBRARY.define(schema, tags=tags)
+    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{_NAMESPACE}::{name}", describe, lib=_LIBRARY)
+    return getattr(getattr(torch.ops, _NAMESPACE), name).default
 
 
 def _complete(run: Callable[..., Any], *, single: bool) -> Callable[..., Any]:
@@ -178,9 +181,10 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
 
 
 def _is_observed(tensor: Tensor) -> bool:
-    """Whether others than autograd take part in calls on a tensor, or it is no plain one.
+    """Return whether others than autograd take part in calls on a tensor.
 
-    Like a subclass is a tensor of a transform and one without memory, and any while a mode is on.
+    Tensors inside a transform, tensors without storage, and all tensors while a mode is active
+    count as subclasses.
     """
     return bool(
         _dispatch_isTensorSubclassLike(tensor)
@@ -191,7 +195,7 @@ def _is_observed(tensor: Tensor) -> bool:
 
 
 def _are_plain(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether nobody but autograd takes part in a call on tensors, the first of which is one."""
+    """Return whether only autograd takes part in a call on tensors, the first of which is one."""
     for tensor in tensors:
         if tensor is not None and (
             _is_observed(tensor) or tensor.is_neg() or tensor._is_zerotensor()
@@ -202,7 +206,7 @@ def _are_plain(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def _is_traced() -> bool:
-    """Whether ``torch.jit.trace`` watches, whose programs have operators and no Python."""
+    """Return whether ``torch.jit.trace`` watches: its programs have operators and no Python."""
     if _get_tracing_state() is None:
         return False
     onnx = sys.modules.get("torch.onnx")
@@ -240,7 +244,7 @@ class Gradient(torch.autograd.Function):
 
 
 # From the inputs and results of a forward pass: tensors and numbers for the operator of the
-# gradient, which takes them behind the gradients that arrive.
+# gradient, which takes them behind the gradient that arrives and before what is wanted.
 Kept = tuple[tuple[Tensor | None, ...], tuple[Any, ...]]
 Keep = Callable[[Sequence[Any], Sequence[Any]], Kept]
 
@@ -252,7 +256,7 @@ class Norm:
     The operator takes tensors first. The results of its gradient's operator belong to the first
     inputs. A ``residual`` norm has two summands for inputs, whose gradient is one, and returns
     their sum too: both results are differentiable; otherwise the first is. ``past``: the operator
-    of the gradient takes that of the sum too, as its last argument. ``in_place``: so many tensors,
+    of the gradient takes that of the sum too. ``in_place``: so many tensors,
     the last ones, are written by calls on plain tensors. The operator returns new ones as its last
     results, which are copied outside of it: so compilers see every write.
     """
@@ -276,6 +280,7 @@ class Norm:
         owners = len(gradient.overload._schema.returns) + self._summands - 1
         self._ownerless = (None,) * (len(inputs) + 1 - owners)  # what computes is an input too
         self._all = (True,) * owners + (False,) * len(self._ownerless)
+        self._wanted: dict[tuple[bool, ...], str] = {}  # by which inputs need a gradient
         name = "".join(map(str.capitalize, self.overload._opname.split("_")))
         self._apply = _function_of_operators(name, self).apply
         # Function.apply would look for the transforms that are known to be absent.
@@ -320,14 +325,22 @@ class Norm:
                         old.copy_(new)
         return results
 
+    def wanted(self, needed: tuple[bool, ...]) -> str:
+        """The results of the gradient that inputs need, as its operator takes their names."""
+        if (text := self._wanted.get(needed)) is None:
+            each = any(needed[: self._summands]), *needed[self._summands :]
+            names = zip(self.gradient.kind.result_names, each, strict=False)
+            text = self._wanted[needed] = " ".join(name for name, is_needed in names if is_needed)
+        return text
+
     def for_inputs(self, needed: tuple[bool, ...], gradients: Sequence[Any]) -> tuple[Any, ...]:
         """A gradient for each input that needs one, from the results of the gradient."""
         if self._summands == 2:
             gradients = (gradients[0], *gradients)
-        given = (*gradients, *self._ownerless)
+        by_input = (*gradients, *self._ownerless)
         if needed == self._all:
-            return given
-        return tuple([g if n else None for g, n in zip(given, needed, strict=False)])
+            return by_input
+        return tuple([g if n else None for g, n in zip(by_input, needed, strict=False)])
 
 
 def _function_at_once(name: str, norm: Norm) -> Any:
@@ -337,8 +350,8 @@ def _function_at_once(name: str, norm: Norm) -> Any:
     """
     (calls, overload, _), keep, seen = norm.gradient, norm.keep, norm.seen
 
-    def forward(ctx: Any, *given: Any) -> Any:
-        *args, compute = given
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        *args, compute = inputs
         results = compute(*args)
         tensors, ctx.options = keep(args, results)
         ctx.set_materialize_grads(False)
@@ -350,10 +363,10 @@ def _function_at_once(name: str, norm: Norm) -> Any:
             return overload(*args)
         if is_grad_enabled():
             return _gradients(overload, *args)
-        known = None if _is_observed(arrived[0]) else calls.find(args)
-        if known is None and not _are_plain(arrived):
+        fast_call = None if _is_observed(arrived[0]) else calls.find(args)
+        if fast_call is None and not _are_plain(arrived):
             return _gradients(overload, *args)
-        return (known or calls)(*args)
+        return (fast_call or calls)(*args)
 
     return _function(name, forward, _backward(norm, compute))
 
@@ -393,8 +406,9 @@ def _backward(norm: Norm, compute: Callable[..., Any]) -> Callable[..., Any]:
             nothing = [None] * (len(norm.gradient.overload._schema.returns) - 1)
             return norm.for_inputs(ctx.needs_input_grad, (arrived[-1], *nothing))
         past = (*arrived[1:], None)[:1] if norm.past else ()
-        gradients = compute(arrived, arrived[0], *ctx.saved_tensors, *ctx.options, *past)
-        return norm.for_inputs(ctx.needs_input_grad, gradients)
+        needed = ctx.needs_input_grad
+        further = *ctx.saved_tensors, *ctx.options, *past, norm.wanted(needed)
+        return norm.for_inputs(needed, compute(arrived, arrived[0], *further))
 
     return backward
 

@@ -13,22 +13,23 @@ from gradkit._calls.record import Call, Described, Plan
 from gradkit._dtypes import dtype_named
 from gradkit._open.dispatch import run
 from gradkit.torch._autograd import Kept, Norm, Operator, operator
-from gradkit.torch._known import KnownCalls
+from gradkit.torch._cached_calls import CachedCalls
 
 # The types of arguments that are neither tensors nor floats.
 _TYPES = {
     **dict.fromkeys(("axis", "channel_axis", "num_groups"), "int"),
-    "activation": "str",
+    **dict.fromkeys(("activation", "wanted"), "str"),
     "norm_before_gate": "bool",
 }
 # What compilers keep of an operator names its arguments by position: those that are new come last.
-_LAST = ("channel_axis", "ds")
+_LAST = ("channel_axis", "ds", "wanted")
 _DEFAULTS = {
     "channel_axis": 1,
     "ds": None,
     "scale_offset": 0.0,
     "activation": "silu",
     "norm_before_gate": True,
+    "wanted": "",  # names of results, with spaces between them; all
 }
 _LEFT_OUT = {"engine": None}
 _gradients: dict[type[Call], Operator] = {}
@@ -42,15 +43,15 @@ def norm_of(name: str, forward: type[Call], gradient: type[Call], **instead: str
     sum ``s`` takes the gradient of that as ``ds``.
     """
     names = [*_names(forward), *forward.result_names]
-    wanted = [n for n in _names(gradient) if n not in ("dy", "ds")]
-    pick: Any = itemgetter(*(names.index(instead.get(n, n)) for n in wanted))
-    tensors = sum(n not in gradient.numbers for n in wanted)
+    needed = [n for n in _names(gradient) if n not in ("dy", "ds", "wanted")]
+    pick: Any = itemgetter(*(names.index(instead.get(n, n)) for n in needed))
+    tensors = sum(n not in gradient.numbers for n in needed)
     lacks_offset = "scale_offset" in forward.numbers and "scale_offset" not in gradient.numbers
     offset = names.index("scale_offset") if lacks_offset else 0
 
     def keep(inputs: Any, results: Any) -> Kept:
-        found = pick((*inputs, *results))
-        return found[:tensors], found[tensors:]
+        values = pick((*inputs, *results))
+        return values[:tensors], values[tensors:]
 
     def keep_without_offset(inputs: Any, results: Any) -> Kept:
         if inputs[offset]:
@@ -60,8 +61,8 @@ def norm_of(name: str, forward: type[Call], gradient: type[Call], **instead: str
         return keep(inputs, results)
 
     if gradient not in _gradients:
-        own = re.sub(r"(?<!^)(?=[A-Z])", "_", gradient.__name__).lower()
-        _gradients[gradient] = _operator(own, gradient, last=True)
+        operator_name = re.sub(r"(?<!^)(?=[A-Z])", "_", gradient.__name__).lower()
+        _gradients[gradient] = _operator(operator_name, gradient, last=True)
     return Norm(
         _operator(name, forward),
         _gradients[gradient],
@@ -93,19 +94,19 @@ def _operator(name: str, kind: type[Call], *, last: bool = False) -> Operator:
         written = [getattr(call, each.name) for each in kind.in_place]
         clones = [args[0].new_empty(0) if t is None else t.new_empty(t.shape) for t in written]
         results = [_like(args[0], spec) for spec in _plan_of(call).results]
-        made = *results, *clones
-        return made if len(made) > 1 else made[0]
+        outputs = *results, *clones
+        return outputs if len(outputs) > 1 else outputs[0]
 
     overload = operator(_schema(name, kind), compute, describe, last=last)
-    return Operator(_known_calls(kind, run), overload, kind)
+    return Operator(_calls_of(kind, run), overload, kind)
 
 
-def _known_calls(kind: type[Call], run: Callable[..., tuple[Any, ...]]) -> KnownCalls:
+def _calls_of(kind: type[Call], run: Callable[..., tuple[Any, ...]]) -> CachedCalls:
     """The calls of a kind, by where its tensors and numbers are among an operator's arguments."""
     names, numbers = _names(kind), {*kind.passing, *kind.numbers}
     tensors = [names.index(name) for name in kind.ordered_names]
     others = [k for k, name in enumerate(names) if name in numbers]
-    return KnownCalls(run, tensors, others, len(kind.in_place))
+    return CachedCalls(run, tensors, others, len(kind.in_place))
 
 
 def _run_of(kind: type[Call]) -> Callable[..., tuple[Any, ...]]:
@@ -113,8 +114,8 @@ def _run_of(kind: type[Call]) -> Callable[..., tuple[Any, ...]]:
     call_of = _maker(kind)
 
     def compute(*args: Any) -> tuple[Any, ...]:
-        made = run(call_of(args))
-        return made if type(made) is tuple else (made,)
+        results = run(call_of(args))
+        return results if type(results) is tuple else (results,)
 
     return compute
 
@@ -144,6 +145,8 @@ def _maker(kind: type[Call]) -> Callable[[Any], Call]:
             fields.update(defaults)
         fields.update(left_out)
         fields.update(zip(names, args, strict=False))
+        if "wanted" in fields:
+            fields["wanted"] = tuple(fields["wanted"].split()) or None
         return call
 
     return call_of
@@ -176,15 +179,15 @@ def _schema(name: str, kind: type[Call]) -> str:
     optional = {argument.name: argument.optional for argument in kind.arguments}
     optional |= {each.name: True for each in kind.in_place}
     parts = []
-    for own in _names(kind):
-        if own in optional:
-            part = f"Tensor{'?' * optional[own]} {own}"
+    for argument in _names(kind):
+        if argument in optional:
+            part = f"Tensor{'?' * optional[argument]} {argument}"
         else:
-            part = f"{_TYPES.get(own, 'float')} {own}"
-        parts.append(f"{part}={_DEFAULTS[own]!r}" if own in _DEFAULTS else part)
+            part = f"{_TYPES.get(argument, 'float')} {argument}"
+        parts.append(f"{part}={_DEFAULTS[argument]!r}" if argument in _DEFAULTS else part)
     results = ["Tensor"] * (len(kind.results) + len(kind.in_place))
-    made = f"({', '.join(results)})" if len(results) > 1 else results[0]
-    return f"{name}({', '.join(parts)}) -> {made}"
+    returned = f"({', '.join(results)})" if len(results) > 1 else results[0]
+    return f"{name}({', '.join(parts)}) -> {returned}"
 
 
 def _names(kind: type[Call]) -> list[str]:

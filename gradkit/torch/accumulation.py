@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradkit
 from gradkit.torch import clipping
+from gradkit.torch._list_operators import norm_by
 
 __all__ = ["GradAccumulator"]
 
@@ -60,8 +61,8 @@ class GradAccumulator:
 
     def __init__(self, parameters: torch.nn.Module | Iterable[Tensor]):
         module = parameters if isinstance(parameters, torch.nn.Module) else None
-        given = parameters if module is None else module.parameters()  # type: ignore[assignment]
-        self._parameters = clipping.parameters_in(given)
+        tensors = parameters if module is None else module.parameters()  # type: ignore[assignment]
+        self._parameters = clipping.parameters_in(tensors)
         modules = () if module is None else module.modules()
         self._replicated = [m for m in modules if isinstance(m, DistributedDataParallel)]
         _refuse_replicated(self._parameters, self._replicated)
@@ -82,22 +83,22 @@ class GradAccumulator:
         TypeError, ValueError
             As :func:`gradkit.accumulate_grads`. Neither sums nor gradients are changed.
         """
-        found = {k: p.grad.detach() for k, p in enumerate(self._parameters) if p.grad is not None}
-        _refuse_shared(found)
-        parts: Any = clipping.local(found)
-        for k, grad in found.items():
+        grads = {k: p.grad.detach() for k, p in enumerate(self._parameters) if p.grad is not None}
+        _refuse_shared(grads)
+        parts: Any = clipping.local(grads)
+        for k, grad in grads.items():
             if k not in self._sums:
                 self._sums[k] = torch.empty_like(grad, dtype=_wide(grad.dtype))
         for first in (True, False):
-            chosen = [k for k in found if (k not in self._added) == first]
+            chosen = [k for k in grads if (k not in self._added) == first]
             gradkit.accumulate_grads(
                 clipping.local(self._of(self._sums, chosen)),
                 self._of(parts, chosen),
                 overwrite=first,
             )
-        for k in found:
+        for k in grads:
             self._parameters[k].grad = None
-        self._added |= dict.fromkeys(found)
+        self._added |= dict.fromkeys(grads)
 
     def finish(
         self,
@@ -137,11 +138,11 @@ class GradAccumulator:
             if get_world_size(module.process_group) > 1:
                 self._average(module)
         chosen = sorted(self._added)
-        held = clipping.spread(self._parameters, self._of(self._sums, chosen))
+        gradients = clipping.spread(self._parameters, self._of(self._sums, chosen))
         try:
-            norm = clipping.norm_by(
+            norm = norm_by(
                 gradkit.clip_grad_norm,
-                held,
+                gradients,
                 max_norm,
                 norm_type=norm_type,
                 error=error_if_nonfinite,
@@ -160,21 +161,21 @@ class GradAccumulator:
     def _average(self, module: DistributedDataParallel) -> None:
         """Average the sums over the ranks of a module; those that no rank has stay away."""
         ranks, places = module.process_group, {id(p): k for k, p in enumerate(self._parameters)}
-        own = [
+        indices = [
             places[id(p)]
             for name, p in module.module.named_parameters()
             if p.requires_grad and name not in module.parameters_to_ignore
         ]
-        device = self._parameters[own[0]].device
-        holders = torch.tensor([float(k in self._added) for k in own], device=device)
+        device = self._parameters[indices[0]].device
+        holders = torch.tensor([float(k in self._added) for k in indices], device=device)
         all_reduce(holders, group=ranks)
-        held = [k for k, count in zip(own, holders.tolist(), strict=True) if count]
-        for k in held:
+        present = [k for k, count in zip(indices, holders.tolist(), strict=True) if count]
+        for k in present:
             if k not in self._added:
                 like = self._parameters[k]
                 self._sums[k] = torch.zeros_like(like, dtype=_wide(like.dtype)).detach()
                 self._added[k] = None
-        for bucket in _buckets([self._sums[k] for k in held]):
+        for bucket in _buckets([self._sums[k] for k in present]):
             flat = torch.cat([total.reshape(-1) for total in bucket])
             all_reduce(flat, group=ranks)
             flat /= get_world_size(ranks)
@@ -196,16 +197,16 @@ def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
             yield bucket
 
 
-def _refuse_replicated(parameters: list[Tensor], known: list[DistributedDataParallel]) -> None:
+def _refuse_replicated(parameters: list[Tensor], modules: list[DistributedDataParallel]) -> None:
     """Raise if parameters are those of another module that averages their gradients over ranks."""
     if not (is_available() and is_initialized()):
         return
-    own = set(map(id, parameters))
+    ids = set(map(id, parameters))
     for each in gc.get_objects():
         if (
             issubclass(type(each), DistributedDataParallel)
-            and not any(each is one for one in known)
-            and not own.isdisjoint(map(id, each.parameters()))  # its group may be gone otherwise
+            and not any(each is one for one in modules)
+            and not ids.isdisjoint(map(id, each.parameters()))  # its group may be gone otherwise
             and get_world_size(each.process_group) > 1
         ):
             raise ValueError(

@@ -9,25 +9,40 @@ What differs from PyTorch:
 - ``norm_type`` is above 0.
 - ``foreach`` has no effect: all gradients are taken together.
 
+Inside ``torch.compile`` they are operators, with ``fullgraph=True`` too. What these do not take
+leaves the graph: DTensors, ``group``, ``clip`` and ``count``, and a call without gradients.
+
 Gradients that are DTensors are spread over the ranks of their mesh, which make the call together;
 see :mod:`gradkit.distributed`. Without ``group`` all of them are on one mesh, of one dimension or
 of all processes. With ``group``, :func:`clip_grad_norm_` takes gradients on any meshes, plain
 tensors and pipeline stages.
+
+DTensors of partial sums, as sequence parallelism gives norm weights, count as their totals, which
+an all-reduce adds up in memory of its own; then they are scaled, and stay partial sums.
 """
 
 import warnings
-from collections.abc import Generator, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 import gradkit
 from gradkit._open.foreign import answers, norm_comes
-from gradkit._ranks.torch import shard_of
+from gradkit._ranks.torch import added_up, local_of, shard_of
 from gradkit._typing import Chosen, EpsMode, NonFinite
 from gradkit.distributed import Group, Names, PlainOfEach, ShardedGrads, from_torch, shards_of
 from gradkit.gradients import grads_by_name
+from gradkit.torch._list_operators import (
+    LocalGrads,
+    clip_by_norm_call,
+    clip_value_call,
+    clip_with_norm_call,
+    in_graphs,
+    norm_by,
+    total_norm_call,
+)
 
 __all__ = [
     "clip_grad_norm_",
@@ -41,6 +56,7 @@ Parameters: TypeAlias = Tensors | Iterable[tuple[str, Tensor]]
 Grads: TypeAlias = list[Tensor] | dict[Any, Tensor]  # by position or by name
 
 
+@in_graphs(total_norm_call)
 @answers
 def get_total_norm(
     tensors: Tensors,
@@ -92,11 +108,11 @@ def get_total_norm(
     >>> gradkit.torch.get_total_norm([torch.tensor([3.0]), torch.tensor([4.0])])
     tensor(5., dtype=torch.float64)
     """
-    given = listed(tensors, "tensors")
-    held = spread(given, [*map(_plain, given)], "tensors[{}]")
+    all_tensors = listed(tensors, "tensors")
+    gradients = spread(all_tensors, [*map(_plain, all_tensors)], "tensors[{}]")
     return norm_by(
         gradkit.grad_norm,
-        held,
+        gradients,
         norm_type=norm_type,
         error=error_if_nonfinite,
         scale=scale,
@@ -106,6 +122,7 @@ def get_total_norm(
     )
 
 
+@in_graphs(clip_by_norm_call)
 @answers
 def clip_grad_norm_(
     parameters: Parameters,
@@ -202,12 +219,14 @@ def clip_grad_norm_(
                 stacklevel=2,
             )
     if group is None:
-        held = spread(*_with_grads(parameters))
+        gradients = spread(*_with_grads(parameters))
     else:
-        held = Held(shards_of(parameters, group=group, names=names, plain=plain), group)
-    return norm_by(
+        gradients = _spread_over(parameters, group, names, plain)
+    if gradients.partial:
+        _refuse_choice(clip)
+    norm = norm_by(
         gradkit.clip_grad_norm,
-        held,
+        gradients,
         max_norm,
         norm_type=norm_type,
         error=error_if_nonfinite,
@@ -219,8 +238,11 @@ def clip_grad_norm_(
         eps_mode=eps_mode,
         exact=exact,
     )
+    _clip_sums(gradients.partial, norm, max_norm, scale, eps_mode, nonfinite)
+    return norm
 
 
+@in_graphs(clip_with_norm_call)
 @norm_comes(2)
 def clip_grads_with_norm_(
     parameters: Parameters,
@@ -261,7 +283,7 @@ def clip_grads_with_norm_(
     >>> weight.grad
     tensor([0.3000, 0.4000])
     """
-    grads = local(_with_grads(parameters)[1])
+    grads = local(_with_grads(parameters)[1], partial=True)
     if not grads:
         return
     norm: Any = total_norm
@@ -271,6 +293,7 @@ def clip_grads_with_norm_(
     gradkit.clip_grads_with_norm(grads, norm, max_norm=max_norm)
 
 
+@in_graphs(clip_value_call)
 @answers
 def clip_grad_value_(
     parameters: Parameters,
@@ -309,23 +332,40 @@ def clip_grad_value_(
     gradkit.clip_grad_value(local(_with_grads(parameters)[1]), float(clip_value))
 
 
+def _refuse_choice(clip: Chosen) -> None:
+    """Raise if some gradients are not to be clipped, of which partial sums may be one."""
+    if clip is not None:
+        raise ValueError(
+            "clip does not go with DTensors of partial sums; take "
+            "grad.redistribute(placements=[Replicate()]) in their place"
+        )
+
+
+def _clip_sums(
+    partial: Sequence[Tensor],
+    norm: Tensor,
+    max_norm: float | Tensor,
+    scale: float | Tensor,
+    eps_mode: EpsMode,
+    nonfinite: NonFinite | None,
+) -> None:
+    """Clip partial sums, whose totals have been clipped in memory of their own."""
+    if partial:
+        policy: NonFinite = "zero" if nonfinite == "zero" else "propagate"
+        options: dict[str, Any] = {"scale": scale, "eps_mode": eps_mode, "nonfinite": policy}
+        gradkit.clip_grads_with_norm(partial, norm, max_norm=max_norm, **options)
+
+
 def refuse_names(names: Names | None, plain: PlainOfEach | None) -> None:
     """Raise if a call without a group has what only one with a group takes."""
     if not (names is None and plain is None):
         raise ValueError("names and plain are for ranks that find out what they hold: pass group")
 
 
-class Held(NamedTuple):
-    """Gradients as gradkit's norms take them, and the ranks that they are spread over."""
-
-    grads: Any
-    group: Group | None
-
-
 _GRADIENT = "the gradient of parameters[{!r}]"
 
 
-def spread(tensors: Sequence[Tensor], grads: Grads, said: str = _GRADIENT) -> Held:
+def spread(tensors: Sequence[Tensor], grads: Grads, said: str = _GRADIENT) -> LocalGrads:
     """Gradients, and the ranks of the mesh that tensors are on: parameters, or the gradients.
 
     A rank without gradients knows its ranks by its parameters. ``said``: what an error calls the
@@ -333,45 +373,38 @@ def spread(tensors: Sequence[Tensor], grads: Grads, said: str = _GRADIENT) -> He
     """
     sharded = [_is_sharded(tensor) for tensor in tensors]
     if not any(sharded):
-        return Held(grads, None)
+        return LocalGrads(grads, None)
     if not all(sharded):
         raise ValueError(
             "some tensors are DTensors and some are not, which do not say on how many ranks they "
             "lie; pass model.named_parameters(), group and plain to clip_grad_norm_"
         )
-    parts = {k: shard_of(grad, said.format(k)) for k, grad in items(grads)}
+    totals = added_up(dict(items(grads)))
+    parts = {k: shard_of(totals.get(k, grad), said.format(k)) for k, grad in items(grads)}
     shards = ShardedGrads(
         {k: part for k, (part, _) in parts.items()},
         {k: copies for k, (_, copies) in parts.items()},
     )
-    return Held(shards, _group_of([tensor.device_mesh for tensor in tensors]))  # type: ignore[attr-defined]
+    meshes = [tensor.device_mesh for tensor in tensors]  # type: ignore[attr-defined]
+    partial = [local_of(grad) for k, grad in items(grads) if k in totals]
+    return LocalGrads(shards, _group_of(meshes), partial)
 
 
-def norm_by(
-    function: Any,
-    held: Held,
-    *limit: Any,
-    norm_type: float,
-    error: bool,
-    nonfinite: NonFinite | None = None,
-    **options: Any,
-) -> Tensor:
-    """A norm by gradkit's function, as a tensor. ``error``: PyTorch's, if it is not finite."""
-    if nonfinite is None:
-        policy = "raise" if error else "propagate"
-    elif error:
-        raise ValueError(f"pass error_if_nonfinite or nonfinite={nonfinite!r}, not both")
-    else:
-        policy = nonfinite
-    try:
-        norm = function(
-            held.grads, *limit, norm_type, nonfinite=policy, group=held.group, **options
-        )
-    except gradkit.NonFiniteNormError as found:
-        if nonfinite is not None:
-            raise
-        raise RuntimeError(str(found)) from found
-    return torch.as_tensor(norm)  # NumPy's, if there are no gradients
+def _spread_over(
+    parameters: Any, group: Group, names: Names | None, plain: PlainOfEach | None
+) -> LocalGrads:
+    """The same of parameters that ranks of a group hold, who find out what."""
+    tree = parameters
+    if not isinstance(tree, (Tensor, Mapping)):
+        tree = [*tree]
+    partial: list[Tensor] = []
+    if isinstance(tree, list):
+        leaves = dict(tree) if all(map(_is_pair, tree)) else dict(enumerate(tree))
+        grads = {key: getattr(leaf, "grad", None) for key, leaf in leaves.items()}
+        totals = added_up({key: grad for key, grad in grads.items() if grad is not None})
+        if totals:
+            tree, partial = leaves | totals, [local_of(grads[key]) for key in totals]
+    return LocalGrads(shards_of(tree, group=group, names=names, plain=plain), group, partial)
 
 
 def _group_of(meshes: Sequence[Any]) -> Group:
@@ -395,38 +428,38 @@ def listed(tensors: Tensors, label: str = "parameters") -> list[Tensor]:
     """Tensors in a list, and an error for a model or for pairs in their place."""
     if isinstance(tensors, Tensor):
         return [tensors]
-    found = list(tensors) if isinstance(tensors, Iterable) else [tensors]
-    for kind in set(map(type, found)):
+    as_list = list(tensors) if isinstance(tensors, Iterable) else [tensors]
+    for kind in set(map(type, as_list)):
         if not issubclass(kind, Tensor):
             what = "(name, parameter) pairs" if kind is tuple else f"a {kind.__qualname__}"
             wanted = "model.parameters()"
             instead = f"gradkit.grads_of({wanted})" if label == "tensors" else wanted
             raise TypeError(f"{label} holds {what}; pass {instead}")
-    return found
+    return as_list
 
 
 def parameters_in(parameters: Tensors) -> list[Tensor]:
     """Parameters in a list; an error for gradients in their place, or if one is there twice."""
-    found = listed(parameters)
-    gradkit.grads_of(found)  # which raises it
-    return found
+    as_list = listed(parameters)
+    gradkit.grads_of(as_list)  # which raises it
+    return as_list
 
 
 def _with_grads(parameters: Parameters) -> tuple[list[Tensor], Grads]:
     """Parameters and their gradients: by name those of pairs, by position all others."""
-    given: Any = parameters
-    if not isinstance(given, Tensor) and isinstance(given, Iterable):
-        given = [*given]
-        if given and all(map(_is_pair, given)):
-            named = grads_by_name(given, "parameters", "grad")
-            return [p for _, p in given], {name: _plain(grad) for name, grad in named.items()}
-    found = parameters_in(given)
-    grads = {k: _plain(p.grad) for k, p in enumerate(found) if p.grad is not None}
-    return found, by_position(grads, len(found))
+    source: Any = parameters
+    if not isinstance(source, Tensor) and isinstance(source, Iterable):
+        source = [*source]
+        if source and all(map(_is_pair, source)):
+            named = grads_by_name(source, "parameters", "grad")
+            return [p for _, p in source], {name: _plain(grad) for name, grad in named.items()}
+    as_list = parameters_in(source)
+    grads = {k: _plain(p.grad) for k, p in enumerate(as_list) if p.grad is not None}
+    return as_list, by_position(grads, len(as_list))
 
 
 def by_position(grads: dict[int, Tensor], count: int) -> Grads:
-    """As errors then name them. A list is opened sooner, and has the same positions if whole."""
+    """Gradients as errors name them. A list opens sooner, and has the same positions if whole."""
     return [*grads.values()] if len(grads) == count else grads
 
 
@@ -448,10 +481,13 @@ def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements")
 
 
-def local(grads: Grads) -> Grads:
-    """Each gradient's own memory on this rank."""
-    own = {
-        k: shard_of(grad, _GRADIENT.format(k))[0] if _is_sharded(grad) else grad
-        for k, grad in items(grads)
-    }
-    return own if isinstance(grads, dict) else [*own.values()]
+def local(grads: Grads, *, partial: bool = False) -> Grads:
+    """Each gradient's own memory on this rank. ``partial``: that of partial sums too."""
+
+    def own_of(key: Any, grad: Tensor) -> Tensor:
+        if not _is_sharded(grad):
+            return grad
+        return local_of(grad) if partial else shard_of(grad, _GRADIENT.format(key))[0]  # type: ignore[no-any-return]
+
+    parts = {k: own_of(k, grad) for k, grad in items(grads)}
+    return parts if isinstance(grads, dict) else [*parts.values()]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from gradkit._calls.channels import MOMENTUM
+from gradkit.distributed import Group
 from gradkit.torch.norms import (
     add_layer_norm,
     add_rms_norm,
@@ -40,6 +41,7 @@ __all__ = [
     "InvertibleRMSNorm",
     "LayerNorm",
     "RMSNorm",
+    "norms_left",
     "replace_norms",
     "restore_norms",
 ]
@@ -64,7 +66,7 @@ def _leaf(forward: _Forward) -> _Forward:
 
 
 class _ScaleOffset(nn.Module):
-    """What norms with ``scale_offset`` have in common: it is 0 for modules that were PyTorch's."""
+    """Base of norms with ``scale_offset``, which is 0 for modules that were PyTorch's."""
 
     scale_offset: float = 0.0
     weight: Any
@@ -101,8 +103,8 @@ class _LayerNorm(_ScaleOffset, nn.LayerNorm):
         *,
         scale_offset: float = 0.0,
     ):
-        own = normalized_shape, eps, elementwise_affine, bias, device, dtype
-        super().__init__(*own, scale_offset=scale_offset)
+        arguments = normalized_shape, eps, elementwise_affine, bias, device, dtype
+        super().__init__(*arguments, scale_offset=scale_offset)
 
 
 class _RMSNorm(_ScaleOffset, nn.RMSNorm):
@@ -116,8 +118,8 @@ class _RMSNorm(_ScaleOffset, nn.RMSNorm):
         *,
         scale_offset: float = 0.0,
     ):
-        own = normalized_shape, eps, elementwise_affine, device, dtype
-        super().__init__(*own, scale_offset=scale_offset)
+        arguments = normalized_shape, eps, elementwise_affine, device, dtype
+        super().__init__(*arguments, scale_offset=scale_offset)
 
 
 class LayerNorm(_LayerNorm):
@@ -251,8 +253,8 @@ class GatedRMSNorm(_RMSNorm):
         norm_before_gate: bool = True,
         scale_offset: float = 0.0,
     ):
-        own = normalized_shape, eps, elementwise_affine, device, dtype
-        super().__init__(*own, scale_offset=scale_offset)
+        arguments = normalized_shape, eps, elementwise_affine, device, dtype
+        super().__init__(*arguments, scale_offset=scale_offset)
         self.activation, self.norm_before_gate = activation, norm_before_gate
 
     @_leaf
@@ -271,8 +273,8 @@ class GatedRMSNorm(_RMSNorm):
 
     def extra_repr(self) -> str:
         """The arguments."""
-        own = f"activation={self.activation!r}, norm_before_gate={self.norm_before_gate}"
-        return f"{super().extra_repr()}, {own}"
+        options = f"activation={self.activation!r}, norm_before_gate={self.norm_before_gate}"
+        return f"{super().extra_repr()}, {options}"
 
 
 class GroupNorm(nn.GroupNorm):
@@ -322,33 +324,43 @@ class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
 
 
 class _BatchNormModule(nn.modules.batchnorm._BatchNorm):
+    """``group``, a keyword or an attribute that may be set later, is that of ``batch_norm``."""
+
+    group: Group | None = None
+
+    def __init__(self, *args: Any, group: Group | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.group = group
+
     @_leaf
     def forward(self, input: Tensor) -> Tensor:
         """Normalise each channel, in training by the batch's own statistics."""
         self._check_input_dim(input)
-        own = self.training or (self.running_mean is None and self.running_var is None)
+        by_batch = self.training or (self.running_mean is None and self.running_var is None)
         momentum: float | Tensor = 0.0 if self.momentum is None else self.momentum
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:  # the average of all batches
                 momentum = 1 / self.num_batches_tracked.double()
-        kept = not self.training or self.track_running_stats
-        mean, var = (self.running_mean, self.running_var) if kept else (None, None)
+        uses_running = not self.training or self.track_running_stats
+        mean, var = (self.running_mean, self.running_var) if uses_running else (None, None)
         if mean is None and var is None:
             momentum = MOMENTUM
-        return batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)
+        how = by_batch, momentum, self.eps
+        group = self.group if self.training else None
+        return batch_norm(input, mean, var, self.weight, self.bias, *how, group=group)
 
 
 class BatchNorm1d(_BatchNormModule, nn.BatchNorm1d):
-    """``torch.nn.BatchNorm1d``, with its arguments, computed by :func:`batch_norm`."""
+    """``torch.nn.BatchNorm1d``, with its arguments and ``group``, by :func:`batch_norm`."""
 
 
 class BatchNorm2d(_BatchNormModule, nn.BatchNorm2d):
-    """``torch.nn.BatchNorm2d``, with its arguments, computed by :func:`batch_norm`."""
+    """``torch.nn.BatchNorm2d``, with its arguments and ``group``, by :func:`batch_norm`."""
 
 
 class BatchNorm3d(_BatchNormModule, nn.BatchNorm3d):
-    """``torch.nn.BatchNorm3d``, with its arguments, computed by :func:`batch_norm`."""
+    """``torch.nn.BatchNorm3d``, with its arguments and ``group``, by :func:`batch_norm`."""
 
 
 _OURS = {
@@ -375,8 +387,9 @@ def replace_norms(model: _Model) -> _Model:
     Every ``torch.nn.LayerNorm``, ``RMSNorm``, ``GroupNorm``, ``InstanceNorm1d`` to ``3d`` and
     ``BatchNorm1d`` to ``3d`` becomes the module of that name here. It stays the same object:
     parameters, buffers, hooks and ``state_dict`` keys are as before, and an optimiser of the model
-    goes on. Subclasses are left alone, because they may compute something else. Call it before
-    ``torch.compile``, ``fully_shard`` and the like.
+    goes on. Subclasses are left alone, because they may compute something else, and so are other
+    classes; :func:`norms_left` lists them. Call it before ``torch.compile``, ``fully_shard`` and
+    the like.
 
     Parameters
     ----------
@@ -399,6 +412,47 @@ def replace_norms(model: _Model) -> _Model:
         if type(module) in _OURS:
             module.__class__ = _OURS[type(module)]
     return model
+
+
+def norms_left(model: nn.Module) -> dict[str, str]:
+    """The norms of a model that :func:`replace_norms` leaves to others, and why.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Before :func:`replace_norms` or after it. Never written.
+
+    Returns
+    -------
+    dict of str by str
+        By its path in the model, what each module is that is a subclass of a norm of ``torch.nn``,
+        or has "norm" in its class's name and is none of gradkit's. Empty if gradkit computes all.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> class LlamaRMSNorm(torch.nn.Module): ...
+    >>> model = torch.nn.Sequential(torch.nn.LayerNorm(4), LlamaRMSNorm())
+    >>> gradkit.torch.norms_left(model)
+    {'1': 'LlamaRMSNorm is no norm of torch.nn that gradkit has'}
+    """
+    gradkit_norms = *_THEIRS, AddLayerNorm, AddRMSNorm, GatedRMSNorm
+    reasons = {}
+    for path, module in model.named_modules():
+        kind = type(module)
+        of_utils = kind.__module__.startswith("torch.nn.utils.")  # of weights, not of data
+        if kind in _OURS or isinstance(module, gradkit_norms) or of_utils:
+            continue
+        base = next((theirs for theirs in _OURS if isinstance(module, theirs)), None)
+        if base is not None:
+            reason = f"a subclass of torch.nn.{base.__name__}, which may compute something else"
+            reasons[path] = f"{kind.__name__} is {reason}"
+        elif isinstance(module, nn.modules.lazy.LazyModuleMixin) and "Norm" in kind.__name__:
+            reason = "gets its shape in its first call; call replace_norms after that"
+            reasons[path] = f"{kind.__name__} {reason}"
+        elif "norm" in kind.__name__.lower():
+            reasons[path] = f"{kind.__name__} is no norm of torch.nn that gradkit has"
+    return reasons
 
 
 def restore_norms(model: _Model) -> _Model:
@@ -424,7 +478,7 @@ def restore_norms(model: _Model) -> _Model:
     Raises
     ------
     ValueError
-        A norm has a ``scale_offset``, which PyTorch's have not. Nothing is written.
+        A norm has a ``scale_offset`` or a ``group``, which PyTorch's have not. Nothing is written.
 
     Examples
     --------
@@ -433,15 +487,18 @@ def restore_norms(model: _Model) -> _Model:
     >>> type(gradkit.torch.restore_norms(model)[0])
     <class 'torch.nn.modules.normalization.LayerNorm'>
     """
-    found = {path: m for path, m in model.named_modules() if type(m) in _THEIRS}
-    for path, module in found.items():
+    norms = {path: m for path, m in model.named_modules() if type(m) in _THEIRS}
+    for path, module in norms.items():
+        name = f"model.{path}" if path else "model"
+        if getattr(module, "group", None) is not None:
+            raise ValueError(f"{name} has a group, which PyTorch's norms have not; set it to None")
         if offset := getattr(module, "scale_offset", 0.0):
-            name = f"model.{path}" if path else "model"
             raise ValueError(
                 f"{name} has scale_offset {offset}, which PyTorch's norms have not; add it to the "
                 "weight and set scale_offset to 0 first"
             )
-    for module in found.values():
+    for module in norms.values():
         module.__class__ = _THEIRS[type(module)]
-        module.__dict__.pop("scale_offset", None)
+        for name in ("scale_offset", "group"):
+            module.__dict__.pop(name, None)
     return model

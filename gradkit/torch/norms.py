@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from gradkit._calls.channels import check_momentum
+from gradkit.distributed import Group
 from gradkit.torch import _operators
 from gradkit.torch._autograd import Norm, recorded, refuse_nested
+from gradkit.torch._over_ranks import batch_norm_over_ranks
 
 __all__ = [
     "add_layer_norm",
@@ -91,7 +93,7 @@ def layer_norm(
     tensor([[ 0.0285, -0.0285],
             [ 0.0000,  0.0000]])
     """
-    axis, scale = _axis(input, normalized_shape), _scale(weight, bias, scale_offset)
+    axis, scale = _axis(input, normalized_shape), _scale(input, weight, bias, scale_offset)
     return _operators.LAYER_NORM(input, scale, bias, axis, eps, scale_offset)
 
 
@@ -140,7 +142,7 @@ def add_layer_norm(
     >>> gradkit.torch.add_layer_norm(x, residual, (2,), eps=0.0)
     (tensor([[-1.,  1.]]), tensor([[1., 3.]]))
     """
-    axis, scale = _axis(input, normalized_shape), _scale(weight, bias, scale_offset)
+    axis, scale = _axis(input, normalized_shape), _scale(input, weight, bias, scale_offset)
     how = scale, bias, axis, eps, scale_offset
     return _of_sum(_operators.ADD_LAYER_NORM, input, residual, *how)
 
@@ -186,7 +188,8 @@ def invertible_layer_norm(
     tensor([[ 0.1763, -0.2204,  0.0441]])
     """
     axis = _axis(input, normalized_shape)
-    return _operators.INVERTIBLE_LAYER_NORM(input, _scale(weight, bias), bias, axis, eps, 0.0)
+    scale = _scale(input, weight, bias)
+    return _operators.INVERTIBLE_LAYER_NORM(input, scale, bias, axis, eps, 0.0)
 
 
 @recorded
@@ -435,7 +438,8 @@ def group_norm(
     tensor([[ 0.0285, -0.0285,  0.0000,  0.0000]])
     """
     refuse_nested(input, "input")
-    return _operators.GROUP_NORM(input, _scale(weight, bias), bias, num_groups, eps, 1)
+    scale = _scale(input, weight, bias)
+    return _operators.GROUP_NORM(input, scale, bias, num_groups, eps, 1)
 
 
 @recorded
@@ -528,6 +532,8 @@ def batch_norm(
     training: bool = False,
     momentum: float | Tensor = 0.1,
     eps: float = 1e-5,
+    *,
+    group: Group | None = None,
 ) -> Tensor:
     """Batch norm of each channel, as ``torch.nn.functional.batch_norm``.
 
@@ -547,6 +553,11 @@ def batch_norm(
         From 0 to 1: the weight of the batch in the running statistics, for which alone it is.
     eps : float
         Added to the variance; at least 0.
+    group : gradkit.distributed.Group, optional
+        In training, statistics are those of the batches of all its ranks, such as ``from_torch()``:
+        they make this call together, and the backward pass too, which gives each the gradient of
+        its part. Parts may differ in size. The gradients of weight and bias are the rank's own, as
+        those of ``torch.nn.SyncBatchNorm``. Ranks wait for each other, and for the device.
 
     Returns
     -------
@@ -561,6 +572,8 @@ def batch_norm(
         Incompatible shapes; fewer than two dimensions; ``training`` with one element per channel,
         or otherwise without running statistics; ``momentum`` not from 0 to 1, or in training
         without running statistics; ``eps`` negative.
+    RankError
+        With ``group``: another rank failed, or makes another call.
     NotImplementedError
         A second derivative, or one in forward mode, is computed.
 
@@ -582,13 +595,16 @@ def batch_norm(
     refuse_nested(input, "input")
     if input.ndim < 2:
         raise ValueError(f"input has shape {tuple(input.shape)}; expected (N, C, ...)")
-    scale = _scale(weight, bias)
+    scale = _scale(input, weight, bias)
     if not training:
         if running_mean is None or running_var is None:
             raise ValueError("running_mean and running_var are needed if training is false")
         return _operators.BATCH_NORM_INFERENCE(
             input, scale, bias, running_mean, running_var, eps, 1
         )
+    if group is not None:
+        running = running_mean, running_var
+        return batch_norm_over_ranks(input, scale, bias, running, momentum, eps, group)
     if input.numel() == input.shape[1] > 0:
         raise ValueError(
             f"input has shape {tuple(input.shape)}: one element per channel has no variance"
@@ -638,16 +654,22 @@ def _axis(input: Tensor, normalized_shape: Sequence[int]) -> int:
 
 
 def _floor(eps: float | None, input: Tensor) -> float:
-    """What an RMS norm adds to the mean square."""
+    """The ``eps`` that an RMS norm adds to the mean square."""
     if eps is not None:
         return eps
     return torch.finfo(torch.float64 if input.dtype == torch.float64 else torch.float32).eps
 
 
-def _scale(weight: Tensor | None, bias: Tensor | None, offset: float = 0.0) -> Tensor | None:
-    """The weight, or ones if there is only a bias, whose gradient comes with the weight's."""
+def _scale(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, offset: float = 0.0
+) -> Tensor | None:
+    """The weight, or ones beside a bias whose gradient by itself would have another dtype or shape.
+
+    A gradient without a scale has the input's dtype, and none is per sample.
+    """
     if weight is not None or bias is None:
         return weight
     if offset:
         raise ValueError(f"scale_offset is {offset}, but weight is None; pass a weight")
-    return torch.ones_like(bias)
+    alike = bias.dtype == input.dtype and bias.ndim < input.ndim
+    return None if alike else torch.ones_like(bias)

@@ -9,7 +9,8 @@ from torch import Tensor
 import gradkit
 from gradkit._open.foreign import answers
 from gradkit.distributed import Group, Names, PlainOfEach, shards_of
-from gradkit.torch.clipping import Held, refuse_names, spread
+from gradkit.torch._list_operators import LocalGrads
+from gradkit.torch.clipping import refuse_names, spread
 
 __all__ = ["grad_stats"]
 
@@ -65,21 +66,21 @@ def grad_stats(
     named = _named(parameters)
     if group is None:
         refuse_names(names, plain)
-        held = _by_name(named)
+        gradients = _by_name(named)
     else:
-        held = Held(shards_of(named, group=group, names=names, plain=plain), group)
-    stats = gradkit.grad_stats(held.grads, group=held.group)
+        gradients = LocalGrads(shards_of(named, group=group, names=names, plain=plain), group)
+    stats = gradkit.grad_stats(gradients.grads, group=gradients.group)
     return gradkit.GradStats(stats.names, torch.as_tensor(stats.table))  # NumPy's of no gradients
 
 
 def _named(parameters: Any) -> list[tuple[str, Tensor]]:
     if isinstance(parameters, torch.nn.Module):
         return list(parameters.named_parameters())
-    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    return [each if isinstance(each, tuple) else (str(k), each) for k, each in enumerate(given)]
+    listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    return [each if isinstance(each, tuple) else (str(k), each) for k, each in enumerate(listed)]
 
 
-def _by_name(named: list[tuple[str, Tensor]]) -> Held:
+def _by_name(named: list[tuple[str, Tensor]]) -> LocalGrads:
     grads = gradkit.named_grads_of(named)
     values = {name: grad.detach() for name, grad in grads.items()}
     return spread([tensor for _, tensor in named], values, "the gradient of {!r}")

@@ -43,7 +43,7 @@ INLINE float widen(float x) { return x; }
 INLINE double widen(double x) { return x; }
 INLINE float widen(bf16 x) { return bits_of<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-// What follows is of one number, or of a vector F of them, whose bits are U.
+// These functions take a number, or a vector F of numbers, whose bits are U.
 
 // A subnormal number is a difference of normal ones, which no processor flushes to zero.
 template <typename F, typename U> INLINE F widen_f16(U bits) {
@@ -78,7 +78,7 @@ template <typename F, typename U> INLINE U narrow_to_f16(F x) {
 
 INLINE float widen(f16 x) { return widen_f16<float, uint32_t>(x.bits); }
 
-// Whether float32 had room for sums of distances and of their squares: a mean distance of few
+// True if float32 had room for sums of distances and of their squares: a mean distance of few
 // deviations, and a variance of middling size.
 INLINE bool had_room(double distance, double variance) {
     return 0x1p-80 < variance && variance < 0x1p100 && distance * distance < 4 * variance;
@@ -130,17 +130,25 @@ template <typename A, typename T> INLINE void narrow(A x, Element<T>& to) {
     to.value = value;
 }
 
-// GCC converts float16 by the processor's instruction only if told to. The bits are those of `widen`
+// Compilers convert float16 by the processor's instruction only if told to. The bits are those of `widen`
 // and `narrow`, but for a NaN's payload; subnormal numbers stay whatever the caller flushes.
-#if defined(__F16C__) && !defined(__clang__)
+#ifdef __F16C__
 #define CONVERTS_F16 1
+typedef short EightHalves __attribute__((vector_size(16)));
+#ifdef __clang__
+typedef _Float16 EightFloat16 __attribute__((vector_size(16)));
+typedef float EightFloats __attribute__((vector_size(32)));
+#define TO_EIGHT_FLOATS(halves) __builtin_convertvector(bits_of<EightFloat16>(halves), EightFloats)
+#else
+#define TO_EIGHT_FLOATS(halves) __builtin_ia32_vcvtph2ps256(halves)
+#endif
 #ifdef __AVX512F__
 constexpr i64 AT_ONCE = 16;
 #define TO_FLOATS(halves) __builtin_ia32_vcvtph2ps512_mask(halves, FloatsAtOnce{}, -1, 4)
 #define TO_HALVES(floats) __builtin_ia32_vcvtps2ph512_mask(floats, 0, HalvesAtOnce{}, -1)
 #else
 constexpr i64 AT_ONCE = 8;
-#define TO_FLOATS(halves) __builtin_ia32_vcvtph2ps256(halves)
+#define TO_FLOATS TO_EIGHT_FLOATS
 #define TO_HALVES(floats) __builtin_ia32_vcvtps2ph256(floats, 0)
 #endif
 typedef short HalvesAtOnce __attribute__((vector_size(2 * AT_ONCE)));
@@ -235,7 +243,7 @@ private:
     Element<float> held_[CONVERTED];
 };
 
-// Whether a row can be read where it lies.
+// True if a row can be read where it lies.
 INLINE bool has_no_gaps(const Axes& columns, i64 itemsize) {
     return columns.count == 0 || (columns.count == 1 && columns.at[0].stride == itemsize);
 }

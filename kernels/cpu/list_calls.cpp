@@ -17,7 +17,7 @@ namespace {
 // Elements of one array that are added up at a time; and of a call from which on threads are worth
 // being woken: by a clip twice, whose second pass finds all in one thread's cache.
 constexpr i64 PIECE = 1 << 14, WORTH_THREADS = 1 << 18, WORTH_CLIPPING = 1 << 20;
-// A thread takes memory that is as far from the others' as its turns allow: a longer run comes sooner.
+// Threads start far apart in memory, longest runs first.
 constexpr i64 TURNS = 8, MOST_AT_ONCE = 1 << 20;
 // Elements of a list from which on zeros are written past the caches, which cannot hold it for long.
 constexpr i64 STREAMED = 1 << 22;
@@ -134,7 +134,7 @@ public:
 
     const std::vector<Piece>& pieces() const { return pieces_; }
 
-    // How many elements in a row have one factor.
+    // The number of elements in a row that have one factor.
     i64 factor_run(i64 number) const {
         const List::Entry& entry = list_.entries_[pieces_[number].entry];
         if (entry.strides < 0) return 1;
@@ -295,7 +295,7 @@ template <typename P, typename A> void add_pieces(
     for (size_t k = 0; k < found.size(); ++k) add(results[pieces.pieces()[k].entry], found[k]);
 }
 
-// Of each array what of(dtype, elements, count) gives of its pieces, added up by add(to, piece).
+// For each array, of(dtype, elements, count) of its pieces, added up by add(to, piece).
 template <typename P, typename F, typename A> bool each_array(
     const List& list, const ListSetting& setting, P* results, F of, A add
 ) {
@@ -554,7 +554,36 @@ void accumulate_at_random(
     });
 }
 
-// Whether float32 has room for all products, and for sums that one rounding turns into those of
+// Calls run(dtypes, addresses, elements, randomness) for each piece, which writes WRITTEN sides.
+template <int... WRITTEN, typename F> static void update(
+    const List& list, const ListSetting& setting, const Counters* from, F run
+) {
+    Pieces pieces(list, setting);
+    pieces.each<WRITTEN...>([&](i64 k, const Dtype* dtypes, char** at, i64 count) {
+        if (!from) return run(dtypes, at, count, nullptr);
+        const Pieces::Piece& piece = pieces.pieces()[k];
+        const Randomness random = {
+            from->key, from->offsets[piece.entry] + static_cast<uint64_t>(piece.begin)
+        };
+        run(dtypes, at, count, &random);
+    });
+}
+
+void adamw(const List& list, const ListSetting& setting, const double* numbers, const Counters* from) {
+    update<0, 2, 3>(list, setting, from, [&](auto dtypes, auto at, i64 count, const Randomness* random) {
+        setting.kernels.adamw(dtypes, at, count, numbers, random);
+    });
+}
+
+void sgd(const List& list, const ListSetting& setting, const SgdFactors& by, const Counters* from) {
+    const auto run = [&](auto dtypes, auto at, i64 count, const Randomness* random) {
+        setting.kernels.sgd(dtypes, at, count, by, random);
+    };
+    if (by.has_momenta) update<0, 2>(list, setting, from, run);
+    else update<0>(list, setting, from, run);
+}
+
+// True if float32 has room for all products, and for sums that one rounding turns into those of
 // float64: of 16-bit numbers if the scale is a power of two, and none is too small.
 static bool has_exact_products(Dtype dtype, double scale) {
     int exponent;

@@ -17,7 +17,7 @@ struct Side {
     const i64* strides;  // in bytes
 };
 
-constexpr int MOST_SIDES = 3;  // the first is written, or read if nothing is
+constexpr int MOST_SIDES = 4;  // the first is written, or read if nothing is
 
 // Elements of arrays of one shape, side by side, in the order of the first one's memory.
 class List {
@@ -49,7 +49,7 @@ private:
     i64 elements_ = 0;
 };
 
-// An array whose rows are units, so many of a size, and where their norms are to be.
+// An array whose rows are units, `count` of `size` elements each, and the address of their norms.
 struct Units {
     Array array;
     Dtype dtype;
@@ -57,14 +57,14 @@ struct Units {
     double* norms;
 };
 
-// How a call is computed.
+// The kernels of a call, its threads, and its patience.
 struct ListSetting {
     const ListKernels& kernels;
     int threads;
     Patience& patience;
 };
 
-// What is summed up for the norm of each array. False if it was given up.
+// Partial results for the norm of each array. False if it was given up.
 bool parts_of_each(const List& list, const ListSetting& setting, double p, Part* parts);
 // The same for all of them.
 bool part_of_all(const List& list, const ListSetting& setting, double p, Part& part);
@@ -73,7 +73,7 @@ bool part_of_all(const List& list, const ListSetting& setting, double p, Part& p
 bool norms_of_units(
     const std::vector<Units>& arrays, const ListSetting& setting, double p, bool mean
 );
-// What statistics of each array are computed from. False if it was given up.
+// Partial results for the statistics of each array. False if it was given up.
 bool stats_of_each(const List& list, const ListSetting& setting, Stats* stats);
 // Adds a part to what is summed up.
 void join(Part& into, Part other, double p);
@@ -84,21 +84,21 @@ double mean_of(const Part& sum, i64 count);
 // by * norm, where by is at least 0 or NaN.
 double norm_of(const Part& part, double p, double by);
 
-// All of these write the first side, `compensate` the third too; none is given up, so that all is written or nothing.
+// All of these write the first side, some also later ones; none is given up, so all is written or nothing.
 void scale(const List& list, const ListSetting& setting, double factor);
 void scale_each(const List& list, const ListSetting& setting);  // by those of the third side
 void clamp(const List& list, const ListSetting& setting, double limit);
 void zero(const List& list, const ListSetting& setting);
 // With a scale of 0 the second side has no weight: the others stay as they are, or become zeros.
-// `squares`: what is summed up for the norms of both sides, unless null: of the first when it is
-// written, of the second before. In the order of `part_of_all`, unless `has_gaps`.
+// `squares`: sums for the norms of both sides, unless null: of the first after it is written, of the
+// second before. They are added in the order of `part_of_all`, unless `has_gaps`.
 void accumulate(
     const List& list, const ListSetting& setting, double scale, bool overwrite, Part* squares[2]
 );
 void compensate(const List& list, const ListSetting& setting, double scale, bool overwrite);
 void average(const List& list, const ListSetting& setting, double decay);
 
-// Where random bits come from: each array's elements are counted from its offset, in C order if the
+// The source of random bits: each array's elements are counted from its offset, in C order if the
 // first side is so.
 struct Counters {
     uint64_t key;
@@ -107,3 +107,8 @@ struct Counters {
 void accumulate_at_random(
     const List& list, const ListSetting& setting, double scale, bool overwrite, const Counters& from
 );
+
+// Steps of optimisers. The sides are parameters, gradients and states; parameters are rounded to nearest
+// if `from` is null.
+void adamw(const List& list, const ListSetting& setting, const double* numbers, const Counters* from);
+void sgd(const List& list, const ListSetting& setting, const SgdFactors& by, const Counters* from);

@@ -311,16 +311,48 @@ void average_list(nb::handle averages, nb::handle params, double decay, int thre
     write(list, threads, [&](const ListSetting& setting) { average(list, setting, decay); });
 }
 
+// Counters from `offsets`, one for each array; none if they are None.
+std::unique_ptr<Counters> counters_of(uint64_t key, nb::handle offsets) {
+    if (offsets.is_none()) return nullptr;
+    auto from = std::make_unique<Counters>();
+    from->key = key;
+    for (const nb::handle offset : offsets) from->offsets.push_back(nb::cast<uint64_t>(offset));
+    return from;
+}
+
 void accumulate_list_at_random(
     nb::handle buffers, nb::handle grads, double scale, bool overwrite, int threads, uint64_t key,
     nb::handle offsets
 ) {
     const List list = side_by_side(buffers, grads);
-    Counters from = {key, {}};
-    for (const nb::handle offset : offsets) from.offsets.push_back(nb::cast<uint64_t>(offset));
+    const auto from = counters_of(key, offsets);
     write(list, threads, [&](const ListSetting& setting) {
-        accumulate_at_random(list, setting, scale, overwrite, from);
+        accumulate_at_random(list, setting, scale, overwrite, *from);
     });
+}
+
+// `numbers`: the doubles of kernels/updates.cuh.
+void adamw_list(
+    nb::handle params, nb::handle grads, nb::handle moments, nb::handle variances, nb::handle numbers,
+    int threads, uint64_t key, nb::handle offsets
+) {
+    const List list = side_by_side(params, grads, moments, variances);
+    const auto from = counters_of(key, offsets);
+    const Buffer by(numbers.ptr());
+    write(list, threads, [&](const ListSetting& setting) {
+        adamw(list, setting, static_cast<const double*>(by->buf), from.get());
+    });
+}
+
+void sgd_list(
+    nb::handle params, nb::handle grads, nb::handle momenta, double lr, double scale, double momentum,
+    double decay, bool nesterov, int threads, uint64_t key, nb::handle offsets
+) {
+    const bool plain = momenta.is_none();
+    const List list = plain ? side_by_side(params, grads) : side_by_side(params, grads, momenta);
+    const auto from = counters_of(key, offsets);
+    const SgdFactors by = {lr, scale, momentum, decay, nesterov, !plain};
+    write(list, threads, [&](const ListSetting& setting) { sgd(list, setting, by, from.get()); });
 }
 
 // One step of a spike guard, by the operations of kernels/spike_guard.cu: the limit for a norm.
@@ -396,5 +428,7 @@ void define_lists(nb::module_& module) {
     module.def("compensate", Computing<compensate_list>::call);
     module.def("average", Computing<average_list>::call);
     module.def("accumulate_at_random", Computing<accumulate_list_at_random>::call);
+    module.def("adamw", Computing<adamw_list>::call, n, n, n, n, n, n, n, a);
+    module.def("sgd", Computing<sgd_list>::call, n, n, a, n, n, n, n, n, n, n, a);
     module.def("spike_guard", Computing<spike_guard>::call);
 }

@@ -10,6 +10,7 @@
 //   move        running statistics, towards those of a batch
 //   zero        to = 0
 //   round_at_random  the same, rounded by random bits
+//   adamw, sgd  steps of optimisers, of arrays of any dtypes
 //
 // Plain loops that a compiler makes vectors of. Bits are the same for each instruction set: sums
 // have TOTAL_LANES totals, whatever a vector holds. Products and scaled sums are computed in float64
@@ -24,6 +25,12 @@ namespace ISA {
 typedef uint32_t u32;
 typedef uint64_t u64;
 #include "../random_rounding.cuh"
+
+template <typename N> INLINE N as_number(double x) { return static_cast<N>(x); }
+INLINE bool is_zero(double x) { return x == 0; }
+INLINE float root_of(float x) { return __builtin_sqrtf(x); }
+INLINE double root_of(double x) { return __builtin_sqrt(x); }
+#include "../updates.cuh"
 }  // namespace ISA
 
 namespace ISA {
@@ -32,7 +39,7 @@ constexpr int TOTAL_LANES = 32;
 constexpr double INFINITE = __builtin_inf(), LARGEST = 0x1.fffffffffffffp1023;
 
 // Asks for memory before it is read: it takes longer to come than processors look ahead by themselves.
-// What lies behind a long run is most often the next one. FEW elements are asked for at a time where a
+// The memory behind a long run is mostly the next one. FEW elements are asked for at a time where a
 // processor would wait for more.
 constexpr i64 LONG_RUN = 1 << 12, FEW = 64, AHEAD = 1 << 13, LINE = 64;
 template <typename T> INLINE void fetch_ahead(const Element<T>* from, i64 count) {
@@ -416,6 +423,138 @@ template <typename T> void round_at_random(
     }
 }
 
+// Calls run(T{}) for the type of a dtype.
+template <typename F> INLINE void with_type(Dtype dtype, F run) {
+    switch (dtype) {
+    case F16: return run(f16{});
+    case BF16: return run(bf16{});
+    case F32: return run(float{});
+    case F64: return run(double{});
+    }
+}
+
+template <typename A> constexpr Dtype DTYPE_OF = sizeof(A) == sizeof(float) ? F32 : F64;
+
+INLINE i64 itemsize_of(Dtype dtype) { return dtype == F64 ? 8 : dtype == F32 ? 4 : 2; }
+
+// A run of elements as numbers of A: where they lie if they are such, and else in a copy.
+constexpr i64 COPIED = 512;
+template <typename A> class Opened {
+public:
+    INLINE Element<A>* open(Dtype dtype, char* at, i64 count) {
+        dtype_ = dtype;
+        at_ = at;
+        if (dtype == DTYPE_OF<A>) return reinterpret_cast<Element<A>*>(at);
+        with_type(dtype, [&](auto kind) INLINED {
+            widen_run(reinterpret_cast<const Element<decltype(kind)>*>(at), count, copy_);
+        });
+        return copy_;
+    }
+    INLINE void close(i64 count) {
+        if (dtype_ == DTYPE_OF<A>) return;
+        with_type(dtype_, [&](auto kind) INLINED {
+            narrow_run(copy_, count, reinterpret_cast<Element<decltype(kind)>*>(at_));
+        });
+    }
+    INLINE void close_at_random(i64 count, const Randomness& random) {
+        if (dtype_ == F16) round_copy<f16>(count, random);
+        else round_copy<bf16>(count, random);
+    }
+
+private:
+    template <typename T> INLINE void round_copy(i64 count, const Randomness& random) {
+        Element<T>* to = reinterpret_cast<Element<T>*>(at_);
+        INDEPENDENT
+        for (i64 j = 0; j < count; ++j) {
+            const u32 bits = random_bits(random.key, random.counter + static_cast<u64>(j));
+            to[j].value.bits = rounded_at_random<T>(bits_of<u64>(static_cast<double>(copy_[j].value)), bits);
+        }
+    }
+
+    Dtype dtype_;
+    char* at_;
+    Element<A> copy_[COPIED];
+};
+
+// Calls step(arrays, count) for runs of arrays side by side, of which all but the second are written.
+template <typename A, int SIDES, typename F> INLINE void update(
+    const Dtype* dtypes, char* const* at, i64 count, const Randomness* random, F step
+) {
+    Opened<A> sides[SIDES];
+    for (i64 from = 0; from < count; from += COPIED) {
+        const i64 length = from + COPIED < count ? COPIED : count - from;
+        Element<A>* own[SIDES];
+        for (int k = 0; k < SIDES; ++k)
+            own[k] = sides[k].open(dtypes[k], at[k] + from * itemsize_of(dtypes[k]), length);
+        step(own, length);
+        if (random)
+            sides[0].close_at_random(length, {random->key, random->counter + static_cast<u64>(from)});
+        else
+            sides[0].close(length);
+        for (int k = 2; k < SIDES; ++k) sides[k].close(length);
+    }
+}
+
+template <typename A> void adamw_as(
+    const Dtype* dtypes, char* const* at, i64 count, const double* numbers, const Randomness* random
+) {
+    const Adamw<A> by(*reinterpret_cast<const AdamwNumbers<double>*>(numbers));
+    update<A, 4>(dtypes, at, count, random, [=](Element<A>* const* own, i64 length) INLINED {
+        Element<A>*const params = own[0], *const moments = own[2], *const variances = own[3];
+        const Element<A>* const grads = own[1];
+        INDEPENDENT
+        for (i64 j = 0; j < length; ++j) {
+            A param = params[j].value, moment = moments[j].value, variance = variances[j].value;
+            by.step(param, grads[j].value, moment, variance);
+            params[j].value = param;
+            moments[j].value = moment;
+            variances[j].value = variance;
+        }
+    });
+}
+
+template <typename A> void sgd_as(
+    const Dtype* dtypes, char* const* at, i64 count, const SgdFactors& factors, const Randomness* random
+) {
+    const Sgd<A> by(factors.lr, factors.scale, factors.momentum, factors.decay, factors.nesterov);
+    if (!factors.has_momenta) {
+        update<A, 2>(dtypes, at, count, random, [=](Element<A>* const* own, i64 length) INLINED {
+            Element<A>* const params = own[0];
+            const Element<A>* const grads = own[1];
+            INDEPENDENT
+            for (i64 j = 0; j < length; ++j) {
+                A param = params[j].value;
+                by.step(param, grads[j].value);
+                params[j].value = param;
+            }
+        });
+        return;
+    }
+    update<A, 3>(dtypes, at, count, random, [=](Element<A>* const* own, i64 length) INLINED {
+        Element<A>*const params = own[0], *const momenta = own[2];
+        const Element<A>* const grads = own[1];
+        INDEPENDENT
+        for (i64 j = 0; j < length; ++j) {
+            A param = params[j].value, momentum = momenta[j].value;
+            by.step(param, grads[j].value, momentum);
+            params[j].value = param;
+            momenta[j].value = momentum;
+        }
+    });
+}
+
+void adamw(
+    const Dtype* dtypes, char* const* at, i64 count, const double* numbers, const Randomness* random
+) {
+    (dtypes[0] == F64 ? adamw_as<double> : adamw_as<float>)(dtypes, at, count, numbers, random);
+}
+
+void sgd(
+    const Dtype* dtypes, char* const* at, i64 count, const SgdFactors& by, const Randomness* random
+) {
+    (dtypes[0] == F64 ? sgd_as<double> : sgd_as<float>)(dtypes, at, count, by, random);
+}
+
 #define OF_EACH_DTYPE(function) {function<f16>, function<bf16>, function<float>, function<double>}
 
 const ListKernels list_kernels = {
@@ -425,6 +564,7 @@ const ListKernels list_kernels = {
     OF_EACH_DTYPE(compensate), OF_EACH_DTYPE(average),  OF_EACH_DTYPE(move),
     zero,
     {round_at_random<f16>, round_at_random<bf16>, nullptr, nullptr},
+    adamw,                     sgd,
 };
 
 }  // namespace ISA

@@ -1,4 +1,4 @@
-// Lists of gradients on a CPU: what is compiled for each instruction set.
+// Lists of gradients on a CPU: the interface that each instruction set implements.
 
 #pragma once
 
@@ -10,12 +10,26 @@ struct Part {
     double hi, lo, scale;
 };
 
-// What statistics of an array are computed from: the sums of squares and of elements, the latter of
+// Partial results for the statistics of an array: the sums of squares and of elements, the latter of
 // any sign and with a scale above 1 if the elements are large.
 struct Stats {
     Part squares, sum;
     double largest;  // magnitude
     i64 zeros, nonfinite;
+};
+
+// The count of the factors of a step of AdamW, as kernels/updates.cuh has them.
+constexpr int ADAMW_NUMBERS = 8;
+
+// The factors of a step of SGD.
+struct SgdFactors {
+    double lr, scale, momentum, decay;
+    bool nesterov, has_momenta;
+};
+
+// The source of elements' random bits: the key, and the first element's count.
+struct Randomness {
+    uint64_t key, counter;
 };
 
 // Elements without gaps, at any address, of the dtype by which a function is found. `to` may be
@@ -35,7 +49,7 @@ struct ListKernels {
     void (*store_terms[4])(const double* terms, void* to, i64 count);
     // to + rest += terms, as a pair; or = if `fresh`.
     void (*compensate[4])(const double* terms, void* to, void* rest, i64 count, bool fresh);
-    // To a point between, by a decay above 0, in the accumulation dtype.
+    // to = to * decay + from * (1 - decay), for a decay above 0, in the accumulation dtype.
     void (*average[4])(const void* from, void* to, i64 count, double decay);
     // next = (1 - weight) * now + weight * (batch * factor), in float64; what has no weight is left out.
     // `next` may be `now`.
@@ -47,6 +61,14 @@ struct ListKernels {
     // to += terms, or = if `fresh`, rounded by random bits; null for float32 and float64.
     void (*round_at_random[4])(
         const double* terms, void* to, i64 count, bool fresh, uint64_t key, uint64_t counter
+    );
+    // Steps of optimisers. Arrays are parameters, gradients and states; parameters are rounded by random
+    // bits unless `random` is null.
+    void (*adamw)(
+        const Dtype* dtypes, char* const* at, i64 count, const double* numbers, const Randomness* random
+    );
+    void (*sgd)(
+        const Dtype* dtypes, char* const* at, i64 count, const SgdFactors& by, const Randomness* random
     );
 };
 

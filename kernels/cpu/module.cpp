@@ -1,6 +1,6 @@
-// gradkit._cpu.compiled: the compiled operations, on whatever has Python's buffer protocol.
+// gradkit._cpu.compiled: the compiled operations, on objects that have Python's buffer protocol.
 //
-// Arguments are validated (gradkit/_calls/backend.py): nothing here is the caller's to get wrong.
+// Arguments are validated before (gradkit/_calls/backend.py).
 
 #include <nanobind/nanobind.h>
 
@@ -16,6 +16,9 @@
 #include "row_calls.h"
 #include "statistics.h"
 #include "tensors.h"
+#ifdef GRADKIT_X86_64
+#include "processor.h"
+#endif
 
 namespace nb = nanobind;
 
@@ -35,8 +38,8 @@ struct InstructionSet {
 
 #ifdef GRADKIT_X86_64
 const InstructionSet instruction_sets[] = {
-    {"x86-64-v4", KERNELS(x86_64_v4), [] { return __builtin_cpu_supports("x86-64-v4") != 0; }},
-    {"x86-64-v3", KERNELS(x86_64_v3), [] { return __builtin_cpu_supports("x86-64-v3") != 0; }},
+    {"x86-64-v4", KERNELS(x86_64_v4), [] { return x86_64_level() >= 4; }},
+    {"x86-64-v3", KERNELS(x86_64_v3), [] { return x86_64_level() >= 3; }},
     {"x86-64", KERNELS(baseline), [] { return true; }},
 };
 #else
@@ -196,8 +199,8 @@ void gradient(
     const Memory mean_(mean, axis), inv_std_(inv_std, axis);
     const Memory scale_(scale, 0), bias_(bias, 0), dscale_(dscale, 0), dbias_(dbias, 0);
     const Gradient call = {
-        rows_of(types, axis, dy_, scale_, scale_offset, bias_), from_output, centred, dy_, source_,
-        ds_, mean_, inv_std_, dx_, nullptr,
+        rows_of(types, axis, dy_, scale_, scale_offset, bias_), from_output, centred, false, dy_,
+        source_, ds_, mean_, inv_std_, dx_, nullptr,
     };
     compute<Gradient, const Array*, const Array*>(
         run_gradient, setting_of(threads, axis, dy_), dy_, call, dscale_, dbias_
@@ -238,8 +241,8 @@ void gated_gradient(
     const Memory dx_(dx, axis), dgate_(dgate, axis);
     const Memory scale_(scale, 0), dscale_(dscale, 0), bias(Given(), 0);
     const GatedGradient call = {
-        {rows_of(types, axis, dy_, scale_, scale_offset, bias), silu, before}, dy_, x_, gate_,
-        inv_std_, dx_, dgate_, nullptr,
+        {rows_of(types, axis, dy_, scale_, scale_offset, bias), silu, before}, false, dy_, x_,
+        gate_, inv_std_, dx_, dgate_, nullptr,
     };
     compute<GatedGradient, const Array*>(
         run_gated_gradient, setting_of(threads, axis, dy_), dy_, call, dscale_
@@ -266,7 +269,7 @@ Numbers numbers_of(Dtype dtype, const Memory& memory) {
     return {dtype, array->data, inner, last ? buffer.strides[0] : 0};
 }
 
-// What is the same for all norms over channels. `types`: the dtypes of the data, of what is known,
+// Arguments of all norms over channels. `types`: the dtypes of the data, of what is known,
 // of parameters, of results for each channel, and of running statistics, as digits.
 class ChannelArguments {
 public:
@@ -341,7 +344,7 @@ void channel_gradient(
     const Memory sum_product_(sum_product, 0), sum_dy_(sum_dy, 0);
     ChannelArguments own(types, threads, axis, groups, eps);
     ChannelCall& call = own.call;
-    const bool constant = !var.is_none(), summed = !sum_dy.is_none();
+    const bool constant = !var.is_none(), summed = !sum_product.is_none() || !sum_dy.is_none();
     const bool known = constant || !of_dy.is_none();
     call.reads = known && !summed ? Reads::NOTHING : Reads::PRODUCTS;
     call.writes = dx.is_none() ? Writes::NOTHING

@@ -57,7 +57,7 @@ bool lie_apart(Ranges& ranges) {
 
 namespace {
 
-// Those of arrays that have elements. False if an array is not NumPy's, or cannot clearly be written;
+// Ranges of the arrays that have elements. False if an array is not NumPy's, or cannot clearly be written;
 // None is skipped.
 bool append_plain(Ranges& ranges, const Sequence& arrays, bool written) {
     for (i64 k = 0, length = arrays.length(); k < length; ++k) {
@@ -70,7 +70,7 @@ bool append_plain(Ranges& ranges, const Sequence& arrays, bool written) {
     return true;
 }
 
-// Whether arrays are NumPy's, and those of the first list can clearly be written: each element is
+// True if arrays are NumPy's, and those of the first list can clearly be written: each element is
 // apart from all others of both lists.
 bool apart(nb::handle written, nb::handle read) {
     Ranges ranges;
@@ -111,12 +111,15 @@ nb::list meetings(nb::handle written, nb::handle read) {
     return found;
 }
 
+// True of numbers that nothing can change: Python's, NumPy's scalars, and None.
 bool is_plain(nb::handle value) {
-    const PyTypeObject* const kind = Py_TYPE(value.ptr());
-    return value.is_none() || kind == &PyBool_Type || kind == &PyFloat_Type || kind == &PyLong_Type;
+    static const auto* const scalars = new nb::object(nb::module_::import_("numpy").attr("generic"));
+    PyTypeObject* const kind = Py_TYPE(value.ptr());
+    return value.is_none() || kind == &PyBool_Type || kind == &PyFloat_Type || kind == &PyLong_Type
+        || PyType_IsSubtype(kind, reinterpret_cast<PyTypeObject*>(scalars->ptr()));
 }
 
-// What a call has of something: the first ones need no memory of their own.
+// Items of a call: the first ones need no memory of their own.
 template <typename T> class Few {
 public:
     void push_back(T item) {
@@ -149,12 +152,6 @@ nb::handle first_of(const Objects& values) {
 
 bool are_absent(const Objects& values) { return !first_of(values).is_valid(); }
 
-bool are_plain(const Objects& values) {
-    for (i64 k = 0; k < values.size(); ++k)
-        if (!is_plain(values[k])) return false;
-    return true;
-}
-
 // Notes an item that is None, or also one of the first, which are `written`, by a number less than any
 // number of axes or dtype. False for any other, of which nothing is noted.
 bool is_noted(const Objects& items, i64 written, i64 item, std::vector<i64>& numbers) {
@@ -171,6 +168,12 @@ struct Lists {
     std::vector<i64> numbers;
     Ranges ranges;  // of all, if any is written
     bool written = false, are_numpys = true;
+
+    // The first that is not absent, or null.
+    const Table* first() const {
+        const nb::handle table = first_of(tables);
+        return table.is_valid() ? Table::in(table) : nullptr;
+    }
 };
 
 // Reads a call's lists. `fields`: for each its name, whether it is written, whether its arrays are the
@@ -210,7 +213,30 @@ bool read_lists(nb::handle call, nb::tuple fields, bool written, Lists& lists) {
     return true;
 }
 
-// What a plan depends on of a call's lists and arrays.
+// True if numbers are plain or in arrays: of NumPy without axes, or beside those of the lists. What
+// is written must lie apart from the latter, some of which are written too.
+bool read_numbers(const Objects& numbers, bool written, Lists& lists, bool& are_plain) {
+    for (i64 k = 0; k < numbers.size(); ++k) {
+        PyObject* const number = numbers[k].ptr();
+        if (is_plain(number)) continue;
+        are_plain = false;
+        Range range = {};
+        if (is_numpys(number)) {
+            const Buffer buffer(number);
+            if (buffer->ndim) return false;
+            const char* const data = static_cast<const char*>(buffer->buf);
+            range = {data, data + buffer->len, k, true};
+        } else if (!lists.first() || !lists.first()->is_beside(number, range)) {
+            return false;
+        }
+        bool again = false;  // one array in the place of two numbers
+        for (i64 j = 0; j < k; ++j) again = again || numbers[j].is(numbers[k]);
+        if (!again && (written || lists.written)) lists.ranges.push_back(range);
+    }
+    return true;
+}
+
+// Key of a plan, from a call's lists and arrays.
 struct Seen {
     std::vector<i64> numbers;
     Few<PyObject*> dtypes;  // borrowed
@@ -356,7 +382,7 @@ void read_fields(nb::handle call, nb::handle names, Objects& into) {
     }
 }
 
-// Whether values are the very ones that are known, the first of a tuple; None if none are.
+// True if values are the very ones that are known, the first of a tuple; None if none are.
 bool are_those(const Objects& values, nb::handle known) {
     if (known.is_none()) return false;
     for (i64 k = 0; k < values.size(); ++k)
@@ -365,9 +391,9 @@ bool are_those(const Objects& values, nb::handle known) {
 }
 
 // The plan of a call, by a key as above, if the numbers that no plan depends on are the very ones that
-// passed their checks in the last call; those that a check changes are changed again. Else the plan, or None; the key, or None, also if those are more
-// than numbers; and the numbers, to be checked. The call then has tables in the place of its lists, if
-// all have one.
+// passed their checks in the last call; those that a check changes are changed again. Else the plan, or
+// None; the key, or None; the numbers, to be checked; and whether none is in an array. The call then has
+// tables in the place of its lists, if all have one.
 nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple names, nb::tuple outs) {
     Objects options, passed, arrays, rare;
     Lists lists;
@@ -381,8 +407,9 @@ nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple 
     nb::object plan, key = nb::none();
     const nb::tuple fields = nb::borrow<nb::tuple>(names[4]);
     const bool detach = names[6].is(nb::handle(Py_True));
-    const bool usual = are_absent(rare) && are_plain(passed) && read_lists(call, fields, written > 0, lists)
-        && (lists.are_numpys || are_absent(arrays)) && see(arrays, written, detach, lists, seen)
+    bool plain = true;
+    const bool usual = are_absent(rare) && read_lists(call, fields, written > 0, lists)
+        && read_numbers(passed, written > 0, lists, plain) && (lists.are_numpys || are_absent(arrays)) && see(arrays, written, detach, lists, seen)
         && !(seen.are_tensors && names[7].is(nb::handle(Py_True)));  // values are read of views
     if (usual) {
         for (i64 k = 0; k < lists.tables.size(); ++k)
@@ -418,10 +445,10 @@ nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple 
     }
     nb::list all;
     for (i64 k = 0; k < passed.size(); ++k) all.append(passed[k]);
-    return nb::make_tuple(plan, key, nb::tuple(all));
+    return nb::make_tuple(plan, key, nb::tuple(all), plain);
 }
 
-// What a plan depends on of tensors on the host, which may be None; None if compiled code cannot use them
+// Key of a plan, from tensors on the host, which may be None; None if compiled code cannot use them
 // as they are, or if one of the first, which are `written`, cannot clearly be.
 nb::object described_tensors(nb::tuple arrays, i64 written) {
     Objects given;

@@ -1,4 +1,4 @@
-// How rows are cut depends on their number and width alone, and so do bits: not on threads.
+// The number and the width of rows alone decide how they are cut, and so the bits: threads do not.
 
 #include "row_calls.h"
 
@@ -56,7 +56,6 @@ public:
           setting(setting),
           kernels(setting.kernels[rows.dtype == F64]),
           threads(threads_for(setting, setting.rows * rows.width)),
-          rows_(rows),
           scratch_bytes_(parts_of(window(rows) * ROOMS * sizeof(double), 64) * 64),
           scratch_(memory(threads * scratch_bytes_)) {
         rows.window = window(rows);
@@ -90,7 +89,7 @@ private:
         return static_cast<int>(at_most(setting.threads, elements / LEAST_OF_THREAD));
     }
 
-    // Whether the scale can be read where it lies.
+    // True if the scale can be read where it lies.
     static bool is_there(const Rows& rows) {
         const Parameter& scale = rows.scale;
         const Dtype computed = rows.dtype == F64 ? F64 : F32;
@@ -100,7 +99,6 @@ private:
 
     static i64 window(const Rows& rows) { return rows.width <= WHOLE ? rows.width : WINDOW; }
 
-    const Rows& rows_;
     i64 scratch_bytes_;
     Memory scratch_, parameters_;
 };
@@ -233,19 +231,24 @@ private:
     std::unique_ptr<double[]> sums_;
 };
 
+// True if a gradient that has a number for each element is wanted.
+bool has_data(const Gradient& call) { return call.dx; }
+bool has_data(const GatedGradient& call) { return call.dx || call.dgate; }
+
 // The gradient of a norm; first the means over rows that are cut into windows.
 template <typename C> bool differentiate(
     const Setting& setting, C& call, typename Pieces<C>::Work RowKernels::*find_means,
     typename Shares<C>::Work RowKernels::*work, const Array* dscale, const Array* dbias
 ) {
     std::unique_ptr<double[]> means;
-    if (call.width > WHOLE) means.reset(new double[2 * setting.rows]);
+    call.sums = dscale || dbias;
+    if (call.width > WHOLE && has_data(call)) means.reset(new double[2 * setting.rows]);
     call.means = means.get();
     Shares<C> shares(setting, call, work, dscale, dbias);
     return (!means || Pieces<C>(setting, call, find_means).run()) && shares.run();
 }
 
-// Whether a result is written past the caches: it is large, and not what it is made of.
+// True if a result is written past the caches: it is large, and not what it is made of.
 bool is_streamed(const Setting& setting, const Rows& call, const Array* result, const Array* source) {
     const i64 row = call.width * (call.dtype == F64 ? 8 : 4);
     return setting.rows * row >= STREAMED && row >= STREAMED_ROW && result->data != source->data;
@@ -263,7 +266,7 @@ bool run_gradient(
     const Setting& setting, Gradient call, const Array* dscale, const Array* dbias
 ) {
     call.reads_bias = call.from_output;
-    call.streamed = is_streamed(setting, call, call.dx, call.dy);
+    call.streamed = call.dx && is_streamed(setting, call, call.dx, call.dy);
     return differentiate(
         setting, call, &RowKernels::means, &RowKernels::gradient, dscale, dbias
     );

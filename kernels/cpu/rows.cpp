@@ -141,7 +141,7 @@ public:
         narrow_columns<A>(rows_.dtype, room, array->columns, row_of(*array, row), from_, count);
     }
 
-    // What `read` gave before, if no other window has the room now.
+    // The last result of `read`, if no other window has the memory now.
     template <typename T> INLINE const Element<T>* again(const Array* array, i64 row, int room) const {
         if constexpr (std::is_same_v<T, A>)
             if (!there(array) && count == rows_.width) return at(room);
@@ -242,7 +242,7 @@ template <typename S, typename A, bool CENTRED, typename T> INLINE Sums means_of
     return {sums.first / count, sums.second / count};
 }
 
-// Of rows that are read as a dtype T.
+// Normalises rows that are read as a dtype T.
 template <typename A, bool CENTRED, typename T> void forward_of(
     const Forward& call, i64 begin, i64 end, char* scratch
 ) {
@@ -289,7 +289,7 @@ template <typename A, bool CENTRED, typename T> void forward_of(
     }
 }
 
-// Whether rows of 16 bits can be read and written where they lie; an absent array is null.
+// True if rows of 16 bits can be read and written where they lie; an absent array is null.
 template <typename... Arrays> INLINE bool are_halves(Dtype dtype, const Arrays*... arrays) {
     const i64 item = sizeof(uint16_t);
     return dtype < F32 && (... && (!arrays || has_no_gaps(arrays->columns, item)));
@@ -314,7 +314,7 @@ enum Kind { LAYER, RMS, OUTPUT };
 
 constexpr bool is_centred(Kind kind) { return kind != RMS; }
 
-// What RMS norms have no mean of is -0, which added to a number does not change it.
+// RMS norm has no mean: -0.0, which changes no number that it is added to, stands in.
 template <typename A> constexpr A NOTHING = static_cast<A>(-0.0);
 
 // A row of a window of a gradient, whose columns it reads as numbers or vectors V, from a dtype T.
@@ -355,6 +355,23 @@ template <bool ADDS, typename A, Kind KIND, typename T> INLINE Sums sums_of(
     });
 }
 
+// Adds to those sums over rows alone.
+template <typename A, Kind KIND, typename T> INLINE void add_to_columns(
+    const GradientRow<A, KIND, T> row, i64 count, Element<A>* of_product, Element<A>* of_dy
+) {
+    write_columns<A>(count, of_product, [=](i64 j, auto kind) INLINED {
+        typedef decltype(kind) V;
+        fetch_ahead(row.dy, j);
+        fetch_ahead(row.source, j);
+        return read<V>(of_product + j) + read<V>(row.dy + j) * row.template xhat<V>(j);
+    });
+    if (!is_centred(KIND)) return;
+    write_columns<A>(count, of_dy, [=](i64 j, auto kind) INLINED {
+        typedef decltype(kind) V;
+        return read<V>(of_dy + j) + read<V>(row.dy + j);
+    });
+}
+
 template <typename A, Kind KIND> void means_of_gradient(
     const Gradient& call, i64 begin, i64 end, char* scratch
 ) {
@@ -381,7 +398,12 @@ template <typename A, Kind KIND, typename T> void gradient_of(
     for (i64 j = 0; j < count; ++j) of_product[j].value = of_dy[j].value = 0;
     for (i64 row = begin; row < end; ++row) {
         const GradientRow<A, KIND, T> own(call, window, row);
-        const Sums sums = sums_of<true>(own, count, of_product, of_dy);
+        if (!call.dx) {
+            add_to_columns(own, count, of_product, of_dy);
+            continue;
+        }
+        const Sums sums = call.sums ? sums_of<true>(own, count, of_product, of_dy)
+                                    : sums_of<false>(own, count);
         const double* means = call.means ? call.means + 2 * row : nullptr;
         const double width = static_cast<double>(call.width);
         A mean_w = static_cast<A>(means ? means[0] : sums.first / width);
@@ -413,7 +435,7 @@ template <typename A, Kind KIND> void gradient_from(
     auto run = gradient_of<A, KIND, A>;
     // A division takes longer than a room.
     if constexpr (sizeof(A) == sizeof(float) && KIND != OUTPUT)
-        if (are_halves(call.dtype, call.dy, call.source, call.dx))
+        if (are_halves(call.dtype, call.dy, call.source, call.dx ? call.dx : call.dy))
             run = call.dtype == F16 ? gradient_of<A, KIND, f16> : gradient_of<A, KIND, bf16>;
     run(call, begin, end, from, dy_xhat, dy, scratch);
 }
@@ -470,7 +492,7 @@ template <typename A, bool BEFORE> struct GatedRow {
         run(window.input(gate, row, 2), window.count, value, slope);
     }
 
-    // What is normalised.
+    // The data to be normalised.
     template <typename V> INLINE V source(i64 j) const {
         return BEFORE ? read<V>(x + j) : read<V>(x + j) * read<V>(value + j);
     }
@@ -577,11 +599,13 @@ template <typename A, bool BEFORE> void gated_gradient_of(
     for (i64 j = 0; j < count; ++j) of_product[j].value = 0;
     for (i64 row = begin; row < end; ++row) {
         const GatedGradientRow<A, BEFORE> own(call, window, row);
-        const double total = products_of<A, BEFORE, true>(own, count, of_product);
+        const double total = call.sums ? products_of<A, BEFORE, true>(own, count, of_product)
+                                       : products_of<A, BEFORE, false>(own, count, nullptr);
+        if (!call.dx && !call.dgate) continue;
         const double width = static_cast<double>(call.width);
         own.differentiate(count, static_cast<A>(call.means ? call.means[row] : total / width));
-        window.store(call.dx, row, own.value);
-        window.store(call.dgate, row, own.slope);
+        if (call.dx) window.store(call.dx, row, own.value);
+        if (call.dgate) window.store(call.dgate, row, own.slope);
     }
     for (i64 j = 0; u_xhat && j < count; ++j) u_xhat[j] += of_product[j].value;
 }

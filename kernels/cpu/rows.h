@@ -1,4 +1,4 @@
-// Norms over rows on a CPU: what is compiled for each instruction set, and what calls it.
+// Norms over rows on a CPU: the interface that each instruction set implements, and its arguments.
 
 #pragma once
 
@@ -14,13 +14,13 @@ struct Parameter {
     double value;
 };
 
-// What all calls say. Absent arrays are null.
+// Arguments of all calls. Absent arrays are null.
 struct Rows {
     Dtype dtype;  // of the data
     i64 width;
     i64 window;  // columns that are visited at a time
     Parameter scale, bias;
-    // All of them in the dtype of the computation, if a window has all columns.
+    // All of scale and bias in the dtype of the computation, if a window has all columns.
     const void *whole_scale, *whole_bias;
     bool reads_bias;
     bool streamed;  // y, dx or an inverse's x may be written past the caches
@@ -32,8 +32,8 @@ struct Forward : Rows {
 };
 
 struct Gradient : Rows {
-    bool from_output, centred;
-    const Array *dy, *source, *ds, *mean, *inv_std, *dx;
+    bool from_output, centred, sums;  // whether sums over rows are wanted
+    const Array *dy, *source, *ds, *mean, *inv_std, *dx;  // dx may be absent
     double* means;  // of w and of w * xhat, for each row, if rows are cut into windows
 };
 
@@ -52,11 +52,12 @@ struct GatedForward : Gated {
 };
 
 struct GatedGradient : Gated {
-    const Array *dy, *x, *gate, *inv_std, *dx, *dgate;
+    bool sums;  // as a gradient's
+    const Array *dy, *x, *gate, *inv_std, *dx, *dgate;  // either of the last may be absent
     double* means;  // as a gradient's
 };
 
-// Of data that is computed with in float32, or in float64. Each works on rows [begin, end), with
+// Kernels of rows that are computed in float32, or in float64. Each works on rows [begin, end), with
 // scratch of ROOMS windows of float64.
 struct RowKernels {
     void (*widen)(const Parameter&, i64 from, i64 count, void* to);

@@ -13,7 +13,7 @@
 #define VECTOR_BYTES 16
 #endif
 
-// Of 16-bit numbers; a shift and a conversion are three instructions.
+// For 16-bit numbers; a shift and a conversion are three instructions.
 #if defined(__AVX512BW__) && defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
 #define ONE_SHUFFLE
@@ -77,7 +77,7 @@ template <int DISTANCE, typename V, int... I> INLINE V by_halves(V lanes, Indice
         return by_halves<DISTANCE / 2>(lanes + lanes_of<(I ^ DISTANCE)...>(lanes, lanes), all);
 }
 
-// Of two vectors at once, for half of the instructions: the sums are at 0 and in the middle.
+// Sums two vectors at once, for half of the instructions: the sums are at 0 and in the middle.
 template <typename V, int... I> INLINE V both_by_halves(V first, V second, Indices<I...> all) {
     constexpr int length = sizeof...(I), half = length / 2;
     const V lower = lanes_of<(I % half + I / half * length)...>(first, second);
@@ -90,7 +90,6 @@ template <int COUNT> struct Halves {
     typedef typename VectorOf<uint16_t, COUNT>::type Stored;
     typedef typename VectorOf<uint32_t, COUNT>::type Bits;
     typedef typename VectorOf<float, COUNT>::type Floats;
-    typedef short EightHalves __attribute__((vector_size(16)));
 
     static INLINE Floats widened(Stored from, bf16) {
         return bits_of<Floats>(converted<Bits>(from) << 16);
@@ -100,7 +99,7 @@ template <int COUNT> struct Halves {
         if constexpr (COUNT == AT_ONCE)
             return TO_FLOATS(bits_of<HalvesAtOnce>(from));
         else if constexpr (COUNT == 8)
-            return __builtin_ia32_vcvtph2ps256(bits_of<EightHalves>(from));
+            return TO_EIGHT_FLOATS(bits_of<EightHalves>(from));
 #endif
         return widen_f16<Floats>(converted<Bits>(from));
     }
@@ -224,7 +223,7 @@ template <typename A, typename T, typename F> INLINE void write_line(
     write_columns<A>(count, to, value);
 }
 
-// Whether vectors of A are lines of the caches, and can be written past them, in T, without these
+// True if vectors of A are lines of the caches, and can be written past them, in T, without these
 // being read first. Parts of a line would take longer.
 #ifdef __AVX512F__
 template <typename A, typename T> constexpr bool STREAMS = sizeof(T) == sizeof(A);
@@ -277,7 +276,7 @@ template <typename A> class StreamedRows {
     static constexpr i64 COUNT = VectorOf<A>::length;
 
 public:
-    // What was streamed is written by then.
+    // Streamed stores are written by then.
     ~StreamedRows() {
         finish();
         if constexpr (STREAMS<A, A>)

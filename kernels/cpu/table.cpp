@@ -14,7 +14,7 @@ constexpr int DEEPEST = 100;  // containers in each other, as gradkit/_open/tree
 
 bool is_a(PyObject* object, PyTypeObject* kind) { return Py_TYPE(object) == kind; }
 
-// How many items a list or a tuple has; -1 if it is neither.
+// The number of items of a list or a tuple; -1 if it is neither.
 Py_ssize_t length_of(PyObject* object) {
     if (is_a(object, &PyList_Type)) return PyList_Size(object);
     return is_a(object, &PyTuple_Type) ? PyTuple_Size(object) : -1;
@@ -24,7 +24,7 @@ PyObject* item_of(PyObject* object, Py_ssize_t k) {
     return is_a(object, &PyList_Type) ? PyList_GetItem(object, k) : PyTuple_GetItem(object, k);
 }
 
-// Whether keys are equal, told without running any code of theirs.
+// True if keys are equal, told without running any code of theirs.
 bool same_key(PyObject* a, PyObject* b) {
     if (a == b) return true;
     return is_a(a, &PyUnicode_Type) && is_a(b, &PyUnicode_Type) && PyUnicode_Compare(a, b) == 0;
@@ -132,6 +132,25 @@ bool Table::add(PyObject* array, bool detach) {
         if (library_ == NUMPY) return read_array(array);
         return library_ == TENSORS ? read_tensor(array, detach) : read_device_array(array);
     } catch (nb::python_error&) {  // which another look raises too, with the array's name
+        return false;
+    }
+}
+
+bool Table::is_beside(PyObject* array, Range& range) const {
+    try {
+        if (are_tensors()) {
+            if (!is_tensor(array) || requires_grad(array) || is_negative(array)) return false;
+            const Tensor tensor(array);
+            const char* const data = static_cast<const char*>(tensor->data) + tensor->byte_offset;
+            range = {data, data + tensor->dtype.bits / 8, 0, true};
+            return tensor.place() == device_ && tensor->data && !tensor->ndim;
+        }
+        if (library_ != DEVICE_ARRAYS || !is_of_device(array)) return false;
+        const nb::object memory = nb::getattr(array, "data");
+        const char* const data = reinterpret_cast<const char*>(nb::cast<uintptr_t>(nb::getattr(memory, "ptr")));
+        range = {data, data + nb::cast<i64>(nb::getattr(array, "nbytes")), 0, true};
+        return nb::cast<int>(nb::getattr(memory, "device_id")) == device_ && !nb::len(nb::getattr(array, "shape"));
+    } catch (nb::python_error&) {  // as in `add`
         return false;
     }
 }
@@ -259,7 +278,7 @@ nb::object Table::addresses() {
     return addresses_;
 }
 
-// Whether there are no gaps, in C order.
+// True if there are no gaps, in C order.
 static bool is_contiguous(const Py_buffer& array) {
     i64 size = array.itemsize;
     for (int axis = array.ndim - 1; axis >= 0; --axis) {

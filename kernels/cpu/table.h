@@ -21,6 +21,8 @@ public:
     static nanobind::object leaves(nanobind::handle tree);
     // Appends an array; false if `of` would say None of it. With `detach` it may require grad.
     bool add(PyObject* array, bool detach = false);
+    // True if an array is of this library and device, of any dtype, and has no axes; `range`: its bytes.
+    bool is_beside(PyObject* array, Range& range) const;
     // The table that an object is, or null.
     static const Table* in(nanobind::handle object);
 
@@ -36,12 +38,12 @@ public:
     int device() const { return device_; }
     // A number for the library and the device.
     i64 place() const { return 3 * i64{device_} + library_; }
-    // Whether the container is a list of nothing but these.
+    // True if the container is a list of nothing but these.
     bool is_flat() const { return flat_; }
-    // Whether each is writable, and no two of its elements share memory.
+    // True if each is writable, and no two of its elements share memory.
     bool each_can_be_written() const;
 
-    // Whether another table's container has the same keys and positions, in the same order.
+    // True if another table's container has the same keys and positions, in the same order.
     bool has_places_of(const Table& other) const;
     // The different pairs of dtypes of this and another table, as the bits 4 * own + other; -1 if arrays
     // at the same position differ in their shapes.
@@ -52,8 +54,8 @@ public:
     // Arrays that a backend can use: these, or views of their memory.
     nanobind::object views();
     nanobind::object view(nanobind::handle k);  // of one, without making all
-    // What launches on a device take: where arrays begin; all else of them, of contiguous ones their
-    // dtypes and sizes; and what stands for both, the same object if the same ones come again.
+    // Arguments of launches on a device: the arrays' addresses; their layout, which is dtypes and sizes if
+    // they are contiguous; and an object that stands for both, the same one if the same arrays come again.
     nanobind::object addresses();
     nanobind::bytes layout() const;
     nanobind::object known();

@@ -61,6 +61,7 @@ TABLE: dict[str, dict[str, Row]] = {
         "no number where one is due": refused.not_numbers(),
         "a word or flag that is none of those accepted": refused.wrong_words(),
         "a spike guard's numbers, states and norms": refused.guards(),
+        "what is no step of an optimiser": refused.updates(),
         "verdicts of no step, and copies that cannot be kept": refused.verdicts(),
         "axes, limits and parameters of no unit": refused.units(),
         "no choice of gradients that are clipped or count": refused.choices(),
@@ -105,7 +106,9 @@ TABLE: dict[str, dict[str, Row]] = {
             CUDA + "test_batches_of_more_elements_than_32_bits_can_count",
         ),
         "rank 1 to 5, any axis": answered.every_axis(answered.ROW_NORMS, (1, 2, 3, 4, 5)),
-        "scale None, and a bias": refused.biases_alone(),
+        "scale None, and a bias": answered.normed(
+            (9, 65), answered.without("scale"), norms=answered.BIASED_FORWARD
+        ),
         "bias None": answered.normed((9, 65), answered.without("bias"), norms=answered.BIASED),
         "scale and bias None": answered.normed(
             (9, 65), answered.without("scale", "bias"), norms=answered.NORMS

@@ -165,6 +165,7 @@ FROM_INPUT = [name for name in NORMS if "y" not in OPERATIONS[name].arrays]
 FROM_X = [name for name in FROM_INPUT if name in ROW_NORMS]
 CENTRED = [name for name in FROM_X if "rms" not in name]
 BIASED = [name for name in NORMS if "bias" in OPERATIONS[name].arrays]
+BIASED_FORWARD = [name for name in BIASED if name in FROM_INPUT and not name.endswith("grad")]
 
 
 def normed(shape, *changes, norms=ROW_NORMS, axis=-1, **options):

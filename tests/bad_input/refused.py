@@ -183,11 +183,12 @@ def limits(*labels):
 
 
 def groups():
-    """What is no group of ranks, and copies of gradients that cannot be."""
+    """Objects that are no group of ranks, and copies of gradients that cannot be."""
     for function in named("lists", takes="group"):
+        cut = {"blocks": [0, 1]} if "blocks" in OPERATIONS[function].parameters else {}
         yield refused(function, "group is a int without rank; pass what", group=3)
         message = r"replicas of grads\[1\] is 3, but the group's size is 2"
-        yield refused(function, message, group=Pair(), replicas=[2, 3])
+        yield refused(function, message, group=Pair(), replicas=[2, 3], **cut)
         for message, replicas in {
             "is 2, but there is no group": 2,
             r"replicas of grads\[0\] is 0": [0, 1],
@@ -195,7 +196,7 @@ def groups():
             "replicas has the keys 'w'": {"w": 1},
             "replicas must be an integer": 0.5,
         }.items():
-            yield refused(function, message, replicas=replicas)
+            yield refused(function, message, replicas=replicas, **cut)
 
 
 def scales():
@@ -206,7 +207,7 @@ def scales():
 
 
 def flags():
-    """What is no place for found_inf."""
+    """Arrays that found_inf cannot be written to."""
     for function in named("lists", takes="found_inf"):
         count = 2 if function == "per_tensor_norms" else 1
         for message, found_inf in {
@@ -220,7 +221,7 @@ def flags():
 
 
 def not_numbers():
-    """What is no real number in the place of one."""
+    """Values that are no real number, in the place of one."""
     arrays = ("max_norm", "clipping", "scale", "coefficient")  # which may be arrays
     for function, label in _numbers(("norm_type", "eps", "clip_value", "scale_offset", *arrays)):
         for value in (None, "1", True, 1j, np.ones(2)):
@@ -290,7 +291,7 @@ def guards():
 
 
 def running_statistics():
-    """What cannot be moved, by a forward pass or by itself."""
+    """Running statistics that cannot be moved, by a forward pass or by themselves."""
     both, kept = ("running_mean", "running_var"), []
 
     def keep(a, _):
@@ -356,7 +357,7 @@ def _numbers(labels):
 
 
 def wrong_words():
-    """What is none of the words or flags that are accepted."""
+    """Words and flags that are not accepted."""
     for function in named(takes="nonfinite"):
         for value in ("error", None, True):
             message = "nonfinite must be one of 'propagate', 'raise', 'zero', not"
@@ -469,7 +470,7 @@ def lists_that_do_not_match():
 
 
 def averages():
-    """What a running average cannot be of."""
+    """Decays and arrays that a running average cannot have."""
     for decay in (-0.1, 1.1, NAN, INF):
         yield refused("ema_update", f"decay must be from 0 to 1, not {decay}", decay=decay)
     wide = {"params": lambda a, g: [a(f64(R, C)), g["params"][1]]}
@@ -479,8 +480,60 @@ def averages():
     yield refused("ema_update", r"params\[0\] overlaps averages\[0\]; pass a copy", **part)
 
 
+def updates():
+    """Arguments that an optimiser's step cannot have."""
+    for label, function in (("moments", "adamw_update"), ("momenta", "sgd_update")):
+        for message, wrong in {
+            r"params\[1\] has no counterpart": {"grads": lambda _, g: g["grads"][:1]},
+            r"grads\[0\] has dtype float64 and params\[0\] float32; accepted: float16, .*2$": {
+                "grads": lambda a, g: [a(f64(R, C)), g["grads"][1]]
+            },
+            rf"{label}\[0\] has dtype float64 and params\[0\] float32; accepted: float32$": {
+                label: lambda a, _: [a(f64(R, C)), a(f32(3))]
+            },
+            r"grads\[0\] overlaps params\[0\]; pass a copy": {"grads": lambda _, g: g["params"]},
+            rf"grads\[0\] overlaps {label}\[0\]; pass a copy": {
+                label: lambda a, g: [g["grads"][0], a(f32(3))]
+            },
+            rf"{label}\[1\] is read-only": {
+                label: lambda a, _: [a(f32(R, C)), a.read_only(f32(3))]
+            },
+            "lr must be at least 0, not -1": {"lr": -1.0},
+            "lr must be finite, not inf": {"lr": INF},
+            "weight_decay must be at least 0, not nan": {"weight_decay": NAN},
+            "scale must be a real number, not str": {"scale": "half"},
+            "verdict must be a bool or a bool array, not int": {"verdict": 1},
+            "rounding must be one of 'nearest', 'stochastic', not 'up'": {"rounding": "up"},
+            r"params\[0\] has dtype float32; rounding=": {"rounding": "stochastic", "seed": 1},
+        }.items():
+            yield refused(function, message, **wrong)
+    halves = {"params": lambda a, _: [a(f32(R, C).astype("f2")), a(f32(3).astype("f2"))]}
+    for message, wrong in {
+        "step must be at least 1, the first step's number, not 0": {"step": 0},
+        "step must be an integer, not float": {"step": 1.5},
+        "step has dtype float64; accepted: int64, or an int": {"step": array(f64())},
+        r"step has shape \(2,\); expected": {"step": array(np.ones(2, int))},
+        "step is read-only": {"step": read_only(np.array(1))},
+        r"betas must be at least 0 and below 1, not \(0.9, 1.0\)": {"betas": (0.9, 1.0)},
+        "betas must be a tuple|betas .*has dtype": {"betas": 0.9},
+        "eps must be at least 0, not -1.0": {"eps": -1.0},
+        r"moments\[1\] overlaps variances\[1\]; pass a copy": {
+            "variances": lambda a, g: [a(f32(R, C)), g["moments"][1]]
+        },
+        r"variances\[0\] has dtype float32 and moments\[0\] float16; they must agree": halves
+        | {"moments": halves["params"]},
+        "rounding is 'stochastic', which needs a seed; pass the": halves
+        | {"grads": halves["params"], "rounding": "stochastic"},
+    }.items():
+        yield refused("adamw_update", message, **wrong)
+    for label, value in (("momentum", 0.9), ("nesterov", True)):
+        wrong = {"momenta": None, label: value}
+        yield refused("sgd_update", f"{label} is {value}, which needs momenta; pass zeros", **wrong)
+    yield refused("sgd_update", "nesterov must be a bool, not int", nesterov=1)
+
+
 def verdicts():
-    """What gives none, and copies that cannot be kept by one."""
+    """Arguments that give no verdict, and copies that none can keep."""
     for message, wrong in {
         "norm must be at least 0, not -1.0": -1.0,
         r"norm has shape \(2,\); expected \(\), the norm": array(np.ones(2)),
@@ -517,7 +570,7 @@ def named_gradients(a, _):
 
 
 def choices():
-    """What says neither which gradients are clipped nor which count."""
+    """Values of clip and count that do not say which gradients."""
     for label in ("clip", "count"):
         for message, said in {
             "for grads.'w'. must be a bool, not int": {"w": 1, "b": True},
@@ -536,6 +589,27 @@ def inexact():
         r"grads\[1\] is float64": {"exact": True},
     }.items():
         yield refused("clip_grad_norm", message, **changes)
+
+
+def wrong_blocks():
+    """Keys that are none, limits that they lack, and what blocks do not go with."""
+    clip, keys = "clip_grad_block_norm", ["a", "b"]
+    for message, changes in {
+        "max_norm has no limit for the block 'b'": {"max_norm": {"a": 1.0}, "blocks": keys},
+        "max_norm must be a real number, or with blocks a dict .*, not list": {
+            "max_norm": [1.0, 2.0],
+            "blocks": keys,
+        },
+        "blocks has 1 items, but grads has 2 items": {"blocks": ["a"]},
+        r"blocks for grads\[1\] must be .*, not None": {"blocks": ["a", None]},
+        r"blocks for grads\[0\] must be .*, not \[\]": {"blocks": lambda *_: lambda *_: []},
+        "blocks must be .*, not str": {"blocks": "a"},
+        "axis and rms cut single gradients": {"blocks": keys, "rms": True},
+        "group and replicas go with blocks, and replicas is 2": {"replicas": 2},
+        r"replicas of grads\[0\] is 2, but there is no group": {"replicas": 2, "blocks": keys},
+    }.items():
+        yield refused(clip, message, **changes)
+    yield refused("clip_by_block_norm", "leave them out with blocks", blocks=keys, axis=0)
 
 
 def units():
@@ -561,6 +635,7 @@ def units():
         "max_norm has dtype int64; accepted: float16": array(np.ones(2, int)),
     }.items():
         yield refused(clip, message, max_norm=max_norm, axis=None)
+    yield from wrong_blocks()
     for message, wrong in {
         "params has 1 items, but grads has 2 items": lambda a, _: [a(f32(3))],
         "params has 3 items, but grads has 2 items": lambda a, _: [a(f32(3))] * 3,
@@ -688,7 +763,7 @@ def group_counts():
 
 
 def gradients_past_a_norm():
-    """What cannot be added to dx."""
+    """Gradients that cannot be added to dx."""
     for function in named(takes="ds"):
         main = "x" if "x" in OPERATIONS[function].arrays else "y"
         for value in ([1.0], 1.0, "x"):
@@ -713,11 +788,6 @@ def scale_offsets():
             yield refused(function, f"scale_offset must be finite, not {value}", scale_offset=value)
         message = "scale_offset is 1.0, but scale is None"
         yield refused(function, message, scale_offset=1.0, scale=None)
-
-
-def biases_alone():
-    for function in named(takes="bias"):
-        yield refused(function, "scale is None, but bias is not: .*; pass ones too", scale=None)
 
 
 def scales_without_inverse():

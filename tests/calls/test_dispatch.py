@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._arrays import HOST
+from gradkit._arrays import HOST, backend_of
 from gradkit._cuda import CudaBackend
+from gradkit._open.gradients import backend_of_table
 from testbed.emulator.idle import IdleDevice
 from tests import golden
 from tests import strategies as draw_
@@ -269,3 +270,20 @@ def test_a_library_that_keeps_count_is_told_what_was_written(monkeypatch):
     gradkit.layer_norm(np.ones((2, 3)), out=(None, mean, None))
     gradkit.scale_grads(grads, 2.0)
     assert [id(array) for array in told] == [id(array) for array in (norm, mean, *grads)]
+
+
+def test_an_unknown_devices_backend_is_found_by_an_array_that_nothing_writes():
+    """Immutable arrays may be the first of a device."""
+
+    class Immutable:
+        @staticmethod
+        def known_backend(_):
+            return None
+
+        @staticmethod
+        def view(array, *, write):
+            assert not write
+            return array
+
+    table = SimpleNamespace(device=1, arrays=[np.zeros(3)])
+    assert backend_of_table(table, Immutable) is backend_of(table.arrays[0])

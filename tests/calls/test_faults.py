@@ -37,7 +37,7 @@ IN_PLACE = [name for name, operation in OPERATIONS.items() if operation.writes]
 
 
 def run(*scripts, **environment):
-    """What scripts, one after the other, print in a process of their own."""
+    """Run scripts, one after the other, in a process of their own and return what they print."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "\n".join(map(textwrap.dedent, scripts))],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
@@ -154,7 +154,7 @@ def test_an_interrupted_call_has_written_all_or_nothing(backend, function):
 @pytest.mark.parametrize("function", ["accumulate_grad", "accumulate_grad_v2"])
 @pytest.mark.usefixtures("alike")
 def test_a_first_call_is_interrupted_before_all_or_after(backend, function):
-    """Which decides the plan of those that follow."""
+    """The first call decides the plan of those that follow."""
 
     def make_arguments():
         a = Factory(backend)
@@ -174,6 +174,16 @@ def test_a_clip_of_some_is_interrupted_before_all_or_after(backend):
         return a, good("clip_grad_norm", a) | {"clip": [True, False], "scale": 0.5}
 
     lines, wrote = interrupted_everywhere(make_arguments, "clip_grad_norm")
+    assert 0 < wrote < lines
+
+
+@pytest.mark.usefixtures("alike")
+def test_a_step_that_an_array_counts_is_interrupted_before_all_or_after(backend):
+    def make_arguments():
+        a = Factory(backend)
+        return a, good("adamw_update", a) | {"step": a(np.array(3))}
+
+    lines, wrote = interrupted_everywhere(make_arguments, "adamw_update")
     assert 0 < wrote < lines
 
 
@@ -289,7 +299,7 @@ def test_other_signals_are_not_deferred(monkeypatch, raises):
 
 
 class RefusedError(Exception):
-    """What a driver would raise."""
+    """A driver's error."""
 
 
 class FailingMemory:

@@ -1,4 +1,4 @@
-"""Which arrays share memory, by addresses, shapes and strides alone."""
+"""Arrays that share memory, by addresses, shapes and strides alone."""
 
 import itertools
 from functools import partial
@@ -24,12 +24,12 @@ ROOM = np.zeros(240, np.uint8)
 
 
 def fits(written, others, *, may_be):
-    """What compiled code says of two lists."""
+    """Ask compiled code if two lists fit."""
     return COMPILED.fitting(*(COMPILED.table(each, False) for each in (written, others)), may_be)
 
 
 class OnDevice:
-    """What gradkit sees of an array whose memory the host cannot read."""
+    """An array whose memory the host cannot read, as gradkit sees it."""
 
     def __init__(self, array):
         self.shape, self.strides, self.flags = array.shape, array.strides, array.flags
@@ -218,7 +218,7 @@ def test_an_array_meets_itself_and_what_lies_in_its_memory():
 
 
 def test_the_search_is_as_it_was():
-    """What the fixture has patched is whole again for the tests behind it."""
+    """Functions that the fixture has patched are whole again for the tests behind it."""
     assert _host.code is COMPILED
 
 
@@ -328,8 +328,9 @@ def test_a_known_call_is_one_of_its_class():
     """By the same key as a call that is opened, of which no other class has one."""
     call = AccumulateGradV2(buffer=np.ones(3), grad=np.zeros(3), casting="safe", overwrite=True)
     backend = _host.backend()
-    _, key, passed = COMPILED.known({}, backend, call, call.key_names, ())
+    _, key, passed, plain = COMPILED.known({}, backend, call, call.key_names, ())
     assert passed == (True,)
+    assert plain
     assert key == COMPILED.signature(backend, call.options(call), call.ordered(call), 0)
     assert AccumulateGradV2 in key
 

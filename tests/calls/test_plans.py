@@ -1,4 +1,4 @@
-"""What shapes, dtypes and strides alone decide is decided once, and never for other arrays."""
+"""Plans: shapes, dtypes and strides decide them once, and never for other arrays."""
 
 import sys
 from functools import partial
@@ -134,6 +134,67 @@ def test_numbers_are_checked_unless_they_are_the_very_ones_of_the_last_call(monk
             add(scale=float(np.float64(half)))
 
 
+def adamw(params, scale=0.5, step=1, verdict=True):
+    grads, moments, variances = ([np.full(3, value)] for value in (3.0, 0.0, 0.0))
+    numbers = {"lr": 0.25, "scale": scale, "verdict": verdict}
+    return gradkit.adamw_update(params, grads, moments, variances, step, **numbers)
+
+
+# Calls of one list, with the number that they are given in an array.
+WITH_NUMBERS = {
+    "accumulate": lambda own, n: gradkit.accumulate_grads(own, [np.ones(3)], scale=n),
+    "adamw's scale": adamw,
+    "adamw's rate": lambda own, n: gradkit.sgd_update(own, [np.ones(3)], lr=n),
+    "average": lambda own, n: gradkit.ema_update(own, [np.ones(3)], n),
+    "clip": lambda own, n: gradkit.clip_grad_norm(own, n),
+    "norm": lambda own, n: gradkit.grad_norm(own, scale=n),
+    "of a clip": lambda own, n: gradkit.clip_grad_norm(own, 1.0, scale=n),
+}
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_a_number_in_an_array_is_read_in_each_call(name, monkeypatch):
+    """On the road of plain numbers, whether or not the array is the one of the last call."""
+    call, number = WITH_NUMBERS[name], np.array(0.25)
+
+    def results(given):
+        own = [np.arange(3.0)]
+        return float(np.sum(call(own, given))), own[0].tolist()
+
+    results(number)
+    if _host.code is not None:
+        monkeypatch.setattr(dispatch, "_run_by_name", None)
+    for value in (0.25, 0.5, 0.75, 0.25):
+        number[...] = value
+        expected = results(value)
+        for given in (number, number.astype(np.float32), np.float64(value), np.float32(value)):
+            assert results(given) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_NUMBERS if name != "norm"])
+def test_a_number_among_what_is_written_is_read_first(name):
+    call = WITH_NUMBERS[name]
+    for _ in range(2):
+        expected, own = [np.array([1.0, 0.5, 2.0])], [np.array([1.0, 0.5, 2.0])]
+        call(expected, 0.5)
+        call(own, own[0][1:2].reshape(()))
+        assert own[0].tolist() == expected[0].tolist()
+
+
+def test_a_step_is_counted_and_a_verdict_is_read_in_each_call():
+    params, step, verdict = [np.ones(3)], np.array(0), np.array(True)
+    for taken in (1, 2, 2, 3):
+        verdict[...] = taken != int(step)
+        before = params[0].tolist()
+        adamw(params, step=step, verdict=verdict)
+        assert int(step) == taken
+        assert (params[0].tolist() == before) == (not verdict)
+    inside = params[0][:1].view(np.int64).reshape(())
+    for wrong in (np.array(1.0), np.array([1]), np.array(-1), inside):
+        with pytest.raises((TypeError, ValueError), match="step"):
+            adamw(params, step=wrong)
+
+
 @pytest.mark.skipif(_host.code is None, reason="nothing is compiled")
 def test_a_result_in_place_of_an_argument_is_known_after_one_call(monkeypatch):
     dy, x, scale = np.random.default_rng(0).normal(size=(3, 4, 4))
@@ -190,7 +251,7 @@ def test_a_result_that_there_is_not_stays_none():
 
 
 def idle_arrays():
-    """What makes arrays of a device that launches nothing, opened as CuPy's are."""
+    """Return a maker of arrays of a device that launches nothing, opened as CuPy's are."""
     backend = CudaBackend(IdleDevice())
     return lambda host: on_device(backend.device.xp.array(host), backend, IdleArray)
 

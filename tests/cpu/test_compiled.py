@@ -58,7 +58,7 @@ def _restored():
 
 
 def results(types, shape=(700, 130), lay=LAYOUTS["C"]):
-    """What all operations give, of many rows: several shares and pieces."""
+    """Results of all operations, of many rows: several shares and pieces."""
     p, other = make(shape, types), make(shape, types, seed=5)
     data = {"dy": p.dy, "x": p.x, "y": p.x, "residual": other.x, "ds": other.x, "gate": other.x}
 
@@ -69,7 +69,7 @@ def results(types, shape=(700, 130), lay=LAYOUTS["C"]):
     for each in of("rows"):
         for variant in ("", *each.variants):
             found += leaves(each.function(**each.arguments(one, types, variant=variant)))
-    return found
+    return [array for array in found if array is not None]  # those that are wanted
 
 
 def test_it_is_what_computes():
@@ -123,7 +123,7 @@ def test_where_numpy_is_chosen_nothing_else_computes(function, monkeypatch):
 
 
 def of_both(call):
-    """What compiled code gives, and NumPy."""
+    """Results of a call by compiled code, and by NumPy."""
     found = call()
     with gradkit.use_cpu_backend("numpy"):
         return found, call()
@@ -245,7 +245,7 @@ def test_every_16_bit_number_is_read_and_rounded_as_numpy_does(dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sums_are_rounded_to_16_bits_once(dtype):
-    """What is so little beside a tie of 16 bits that float32 has no place for it."""
+    """Next to a tie of 16 bits, the last term is so small that float32 has no place for it."""
     places = {"float16": 11, "bfloat16": 8}[dtype]
     dy = np.zeros((33, 1), np.float32)
     dy[0], dy[1], dy[32] = 1, 2.0**-places, 2.0**-40  # the last in another run of rows
@@ -417,7 +417,7 @@ IMAGES = {
 
 
 def channel_results(types, shape, lay=LAYOUTS["C"]):
-    """What all norms over channels give; of 16-bit statistics, batch norms alone."""
+    """Results of all norms over channels; of 16-bit statistics, batch norms alone."""
     p, axis = make(shape, types, 1, batch=True), {"channel_axis": 1}
     dy, x = lay(p.dy), lay(p.x)
     given, saved = (x, p.scale, p.bias), (p.mean, p.inv_std)
@@ -664,7 +664,7 @@ def test_large_results_of_rows_have_the_bits_of_small_ones(name, dtype, width, g
 @pytest.mark.parametrize("name", OF_ROWS)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_large_result_may_take_the_place_of_what_it_is_made_of(name, dtype):
-    """Which is in the caches already, and written there."""
+    """That memory is in the caches already, and the result is written there."""
     given = rows_for_all((4200, 1001), dtype)
     expected = first_result(name, given)
     place = given["dy" if name == "layer_norm_grad" else "x"]
@@ -721,7 +721,7 @@ def _in_a_child(types, queue):
 
 
 def test_a_dtype_that_was_freed_is_not_taken_for_a_new_one():
-    """Which may lie where it lay."""
+    """The new dtype may lie where the old one lay."""
     for k, name in enumerate(("f4", "f8", "f2") * 8):
         one = np.ones(1000, np.dtype(name, metadata={"number": k}))
         assert float(gradkit.grad_norm([one], 1)) == 1000
@@ -790,7 +790,7 @@ print(most)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts in kilobytes")
 def test_working_memory():
-    """What the process held at most grows by no more; its arrays are there before."""
+    """The peak memory of the process grows by no more; its arrays are there before."""
     assert int(in_a_process(MEMORY).stdout) << 10 <= WORKING_MEMORY
 
 
@@ -898,7 +898,7 @@ sys.modules["gradkit._cpu.compiled"] = types.ModuleType("gradkit._cpu.compiled")
 
 @pytest.mark.parametrize(("reason", "failure"), FAILURES.items(), ids=["compiling", "loading"])
 def test_compiled_code_that_failed_is_warned_of(reason, failure):
-    """What an installation leaves behind then is in tests/check_package.py."""
+    """The remains of an installation that failed are tested in tests/check_package.py."""
     code = f"""
 import sys, types
 from importlib.machinery import ModuleSpec

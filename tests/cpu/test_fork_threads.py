@@ -104,7 +104,7 @@ def test_the_callers_error_state_is_not_ours(name, power, mixed, dtype, which):
 
 
 def forked():
-    """Whose child ends in a minute, whatever it waits for."""
+    """Fork; the child ends in a minute, whatever it waits for."""
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -113,7 +113,7 @@ def forked():
 
 
 def status_of(child, check):
-    """What a forked child ends with: its number of threads if all is well."""
+    """Return a forked child's exit status: its number of threads if all is well."""
     if child == 0:
         try:
             check()
@@ -141,13 +141,13 @@ def test_a_forked_child_computes(threads_of):
     assert_all_same_bits(work(), expected)
 
 
-def long_norm():
-    return gradkit.grad_norm([LONG] * 20, 3.0)
+def long_norm(times):
+    return gradkit.grad_norm([LONG] * (20 * times), 3.0)
 
 
-def long_gradient():
+def long_gradient(times):
     """Of one row many times, whose ``dx`` is one row too: that takes no memory."""
-    x = np.broadcast_to(X[0], (1 << 20, X.shape[1]))  # half a second
+    x = np.broadcast_to(X[0], (times << 20, X.shape[1]))
     dx = np.lib.stride_tricks.as_strided(np.empty_like(X[0]), x.shape, (0, X.itemsize))
     means, inv_stds = (np.full(len(x), number, np.float32) for number in (0, 1))
     dscale = np.empty_like(SCALE)
@@ -162,21 +162,23 @@ def long_gradient():
 @FORKS
 @QUIETLY
 def test_a_call_that_a_signal_forks_goes_on_in_both_processes(call, threads_of):
-    """What other threads were at is done before the fork: the child has none of them."""
+    """Other threads finish their work before the fork: the child has none of them."""
     threads_of(3)
-    expected, forks = call(), []
+    forks = []
 
     def fork(*_):
         forks.append((time.perf_counter(), forked()))
 
     def work_again():
-        assert_all_same_bits([found, call()], [expected] * 2)
+        assert_all_same_bits([found, call(times)], [expected] * 2)
 
     previous = signal.signal(signal.SIGALRM, fork)
     try:
-        for _ in range(20):  # until the handler runs long before a call ends
+        for attempt in range(20):  # until the handler runs long before a call ends
+            times = 1 << attempt // 4  # a fast processor needs more work
+            expected = call(times)
             signal.setitimer(signal.ITIMER_REAL, 0.01)
-            begin, found = time.perf_counter(), call()
+            begin, found = time.perf_counter(), call(times)
             end = time.perf_counter()
             while not forks:
                 time.sleep(0.001)

@@ -50,6 +50,7 @@ def test_row_norms_of_sums_at_strides(backend, shape, types, gap):
     p.check_forward(backend, y, None, found)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
 @pytest.mark.parametrize("types", BATCH_TYPES, ids=joined)
 @pytest.mark.parametrize("shape", IMAGES, ids=str)

@@ -1,4 +1,4 @@
-"""How many blocks are launched: as many as the device holds of the kernel that was compiled."""
+"""Numbers of blocks: as many as the device holds of the kernel that was compiled."""
 
 import math
 
@@ -131,10 +131,12 @@ def test_each_channel_has_a_thread_as_far_as_blocks_stay_at_work(channels, block
 
 
 def partial_rows(norm, shape, dtype):
-    """How many rows of partial sums a gradient of rows has on 132 multiprocessors."""
+    """Rows of partial sums that a gradient of rows has on 132 multiprocessors."""
     device = IdleDevice(multiprocessors=132)
     types = dtype, accumulation_name(dtype), dtype
-    launcher = row_gradient.GradientLaunches.of(device, types, shape, 1, norm=norm, wanted=True)
+    launcher = row_gradient.GradientLaunches.of(
+        device, types, shape, 1, norm=norm, has_dx=True, has_sums=True
+    )
     planes, rows, width = launcher._partial_shape
     assert (planes, width) == (norm.planes, shape[1])
     return rows
@@ -194,7 +196,9 @@ def test_few_threads_are_without_work(width, data):
     """
     types = data, "float64" if data == "float64" else "float32", data
     device = DryDevice(IdleDevice(max_shared_memory=163 << 10))
-    gradient = GradientLaunches.of(device, types, (99, width), 1, norm=LAYER, wanted=True)
+    gradient = GradientLaunches.of(
+        device, types, (99, width), 1, norm=LAYER, has_dx=True, has_sums=True
+    )
     if gradient._row_plan is not None:
         held = gradient._one_visit.block[0] * gradient._row_plan.chunks * gradient.vector
         assert 2 * held <= 3 * width <= 3 * held

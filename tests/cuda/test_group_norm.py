@@ -7,9 +7,8 @@ from gradkit._calls.channels import GroupNorm, GroupNormGrad
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.channel_launches import group_launches
 from gradkit._cuda.held_groups import HeldGradient, HeldNorm, _block, _threads
-from gradkit._cuda.launch.kernels import options_of, source_of
 from tests.backends import Backend, KernelDevice, kernel_mark
-from tests.combinations import combinations
+from tests.combinations import Asked
 from tests.cuda.test_normalization import SCHEDULES
 from tests.cuda.test_traffic import Meter
 from tests.problems import LAYER_TYPES, launch, make_groups
@@ -30,10 +29,8 @@ BACKWARD = (
     "apply_group_gradient",
 )
 HELD = "held_group_norm", "held_group_gradient"
-LISTED = {
-    (source_of(file), options_of(macros))
-    for file, macros in combinations("group_norm", "group_norm_grad")
-}
+ASKED = Asked("group_norm", "group_norm_grad")
+nothing_else_is_asked_for = ASKED.fixture
 HELD_CASES = [
     ((3, 24, 8, 8), 1, 2),
     ((2, 2, 40, 40), 1, 2),
@@ -61,7 +58,7 @@ class Device(KernelDevice):
     """Compiles only what is listed: that alone is compiled for every GPU."""
 
     def compile(self, source, options=()):
-        assert (source, options) in LISTED
+        ASKED.note(source, options)
         return super().compile(source, options)
 
 
@@ -85,6 +82,15 @@ class Emulated(Backend):
         launch(self.run, GroupNormGrad, outs[3:], **given)
         return outs
 
+    def parts(self, p):
+        """The gradient's results again, of two calls."""
+        dx, dscale, dbias = (self.run.empty(a.shape, a.dtype) for a in (p.x, p.scale, p.scale))
+        given = vars(p) | {"channel_axis": p.axis}
+        launch(self.run, GroupNormGrad, (dx, None, None), wanted=("dx",), **given)
+        weights = "dscale", "dbias"
+        launch(self.run, GroupNormGrad, (None, dscale, dbias), wanted=weights, **given)
+        return dx, dscale, dbias
+
 
 @pytest.mark.parametrize(("shape", "axis", "groups"), CASES, ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -107,6 +113,7 @@ def test_loops_over_blocks_go_round(shape, axis, groups, limit):
     found = device.results(p)
     p.check_forward(device, *found[:3])
     p.check_gradients(device, *found[3:])
+    assert_all_same_bits(device.parts(p), found[3:])
 
 
 @pytest.mark.parametrize(

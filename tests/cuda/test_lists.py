@@ -1,4 +1,4 @@
-"""What is the list kernels' own: how lists travel, paths, grids, schedules, traffic, 2^32.
+"""The list kernels' own tests: how lists travel, paths, grids, schedules, traffic, 2^32.
 
 The suite that all backends share covers values, dtypes, layouts and meaning.
 """
@@ -22,7 +22,7 @@ from gradkit._calls.lists import (
 from gradkit._cuda import CudaBackend, list_tables
 from gradkit._cuda.launch.buffers import upload
 from gradkit._cuda.launch.device import scratch
-from gradkit._cuda.launch.kernels import kernels_in, options_of, source_of
+from gradkit._cuda.launch.kernels import kernels_in, source_of
 from gradkit._cuda.launch.strides import pair_of
 from gradkit._cuda.list_sums import add
 from gradkit._cuda.list_tables import CAPACITY, DIMS, plan_of, steps
@@ -35,7 +35,7 @@ from testbed.emulator.runtime import SCHEDULES
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.backends import KernelDevice, kernel_mark
-from tests.combinations import combinations
+from tests.combinations import Asked, combinations
 from tests.cuda.lists import run
 from tests.devices.emulated import on_device
 from tests.layouts import LAYOUTS
@@ -50,7 +50,8 @@ OPERATIONS = (
     *("grad_norm", "norm_shares", "norm_of_shares", "clip_coefficient", "clip_by_norm"),
     *("scale_grads", "clip_grad_value", "unit_norms", "clip_units", "ema_update"),
 )
-LISTED = {(source_of(file), options_of(macros)) for file, macros in combinations(*OPERATIONS)}
+ASKED = Asked(*OPERATIONS)
+nothing_else_is_asked_for = ASKED.fixture
 
 
 class Device(KernelDevice):
@@ -63,7 +64,7 @@ class Device(KernelDevice):
         self.uploads = 0
 
     def compile(self, source, options=()):
-        assert (source, options) in LISTED  # what NVRTC is to compile
+        ASKED.note(source, options)
         return super().compile(source, options)
 
     def upload(self, host):
@@ -196,8 +197,8 @@ def test_the_same_properties_elsewhere_give_the_plan_of_a_new_list(device, count
         for _ in range(2):
             plans = plan_of(device, lists[0]), plan_of(device, *lists)
             found.append([content(plan.table) for plan in plans])
-            list_tables._cuts._kept.clear()
-            list_tables._plans._kept.clear()
+            list_tables._cuts._cached.clear()
+            list_tables._plans._cached.clear()
         assert found[0] == found[1]
         plan_of(device, lists[1]), plan_of(device, *lists[::-1])  # the next turn's are kept
 
@@ -303,7 +304,7 @@ def test_what_was_used_last_is_kept_longest():
 
     def keep(name):
         used.keep(name, made[name])
-        return [name for name in made if name in used._kept]
+        return [name for name in made if name in used._cached]
 
     assert [keep(name) for name in "abc"][-1] == ["a", "b", "c"]
     assert used.find("a") is made["a"]
@@ -726,7 +727,7 @@ def test_same_bits_for_every_schedule_and_grid(reference, schedule, grid):
 
 
 def results_of_a_step(device):
-    """What a training step's functions write, with numbers that the device holds."""
+    """Arrays that a training step's functions write, with numbers that the device holds."""
     backend = CudaBackend(device)
     rng = np.random.default_rng(8)
     shapes = [(30, 40), (7, 3, 5), (2, 3000), (1, 1), (65, 1), (3, 9)]
@@ -842,7 +843,7 @@ def test_units_of_more_chunks_than_threads_that_join_them(beside):
 
 @needs_compiled
 def test_units_of_a_table_in_another_shape():
-    """What is known of contiguous arrays is their number of elements."""
+    """A plan knows only the number of elements of contiguous arrays."""
     device = Device()
     flat = device.xp.asarray(np.arange(1.0, 13.0))
     for rows in (3, 4, 3):

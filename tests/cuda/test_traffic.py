@@ -102,6 +102,29 @@ def test_rows_that_fit_are_read_once(norm, shape, types):
         assert blocks <= copies <= 2 * (shape[0] + blocks)
 
 
+@pytest.mark.parametrize("wanted", [("dx",), ("dscale",)], ids=str)
+@pytest.mark.parametrize("shape", [(40, 512), (2, 16392)], ids=str)
+@pytest.mark.parametrize("norm", NORMS)
+def test_what_is_not_wanted_moves_no_byte(norm, shape, wanted):
+    """Of ``dx`` alone no partial sums, and without it neither ``dx`` nor what that takes."""
+    p, meter = make(shape, LAYER_TYPES[0]), Meter()
+    likes = {"dx": p.x, "dscale": p.scale, "dbias": p.scale}
+    names = NORMS[norm].result_names
+    outs = [meter.empty(likes[name])[0] if name in wanted else None for name in names]
+    launch(meter.run, NORMS[norm], outs, **(vars(p) | {"axis": 1, "y": p.x, "wanted": wanted}))
+    kernels = "layer_norm_grad", "column_sums", "row_sums_of_gradient", "apply_gradient"
+    moved = meter.moved(*kernels)
+    once = 1 if shape[1] == 512 or wanted != ("dx",) else 2  # long rows take sums first
+    assert moved["dy"] == moved["source"] == (once * p.x.nbytes, 0)
+    if wanted == ("dx",):
+        assert moved["dx"] == (0, p.x.nbytes)
+        assert not {"partials", "first", "second"} & moved.keys()
+    else:
+        assert "dx" not in moved
+        assert moved["first"] == (0, p.scale.nbytes)
+        assert "second" not in moved
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(3, 16392), (2, 14337)], ids=str)
 @pytest.mark.parametrize("norm", NORMS)

@@ -1,4 +1,4 @@
-"""How many elements one access of a norm moves: what row length and addresses allow."""
+"""Elements that one access of a norm moves: as row length and addresses allow."""
 
 import math
 import re
@@ -8,6 +8,7 @@ import pytest
 
 from gradkit._calls.channels import BatchNorm
 from gradkit._calls.rows import (
+    AddRmsNorm,
     GatedRmsNorm,
     GatedRmsNormGrad,
     InvertibleLayerNormGrad,
@@ -107,6 +108,52 @@ def test_gradients_find_packs_in_odd_rows_that_a_block_holds(dtype, width, size)
     assert packs(InvertibleLayerNormGrad, x) == (x.itemsize, x.itemsize)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        *((kind, {"scale_offset": 1.0}) for kind in (LayerNorm, AddRmsNorm, RmsNormGrad)),
+        *((kind, {"samples": 2}) for kind in (LayerNorm, AddRmsNorm, LayerNormGrad)),
+        *((kind, {"ds": None}) for kind in (RmsNormGrad, LayerNormGrad)),
+        (LayerNormGrad, {"ds": None, "scale_offset": 1.0, "samples": 2}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("dtype", "width", "gap", "variant"),
+    [
+        *((BF16, width, 0, "FURTHER") for width in (8, 768, 16384, 49152)),
+        (np.float32, 100, 0, "FURTHER"),
+        *((BF16, width, 0, "STRIDED") for width in (100, 145)),
+        *((BF16, 768, gap, "STRIDED") for gap in (8, 1)),
+    ],
+)
+@pytest.mark.parametrize("begin", [0, 1], ids=["aligned", "statistics between packs"])
+def test_contiguous_rows_take_no_strides(kind, fields, dtype, width, gap, variant, begin):
+    """Beside an offset, samples and another array neither, if they are packs of 16 bytes."""
+    device, samples = Asked(), fields.get("samples", 1)
+    x = rows_at(gap, 0, width, dtype, rows=4)
+    x = np.lib.stride_tricks.as_strided(
+        x, (samples, 4 // samples, width), (4 // samples * x.strides[0], *x.strides)
+    )
+    row = np.ones(begin + 4, np.float32)[begin:].reshape(x.shape[:2])
+    column = np.ones((samples, 1, width), dtype)
+    column = column if samples > 1 else column.reshape(width)
+    known = dict.fromkeys(("dy", "x", "residual", "ds"), x) | {"scale": column, "bias": column}
+    known |= {"mean": row, "inv_std": row, "scale_offset": 0.0} | {"axis": 2} | fields
+    known["ds"] = x if "ds" in fields else None
+    outs = {
+        LayerNorm: [x, row, row],
+        AddRmsNorm: [x, x, row],
+        RmsNormGrad: [x, column],
+        LayerNormGrad: [x, column, column],
+    }[kind]
+    call = {name: known[name] for name in kind.fields & known.keys()}
+    launch(CudaBackend(device), kind, outs, **call)
+    names = {"STRIDED", "FURTHER", "ADDED"}
+    found = {name for macros in device.macros if "VEC" in macros for name in macros.keys() & names}
+    added = kind is AddRmsNorm or "ds" in fields
+    assert found == {variant, *(("ADDED",) if added else ())}
+
+
 def test_odd_rows_of_one_pack_a_thread_have_short_blocks():
     """No width asks for more threads than the kernel is compiled for."""
     few, most, *_ = row_plans(LAYER, itemsize=2, vector=8, clusters=False)
@@ -167,6 +214,7 @@ def test_accesses_are_as_wide_as_images_allow(shape, axis, size):
     assert math.prod(shape) % (size // 2) == 0
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("width", [145, 147, 149, 151, 1031, 4097])
 @pytest.mark.parametrize("dtype", [BF16, np.float32])
 @pytest.mark.parametrize("kind", [LayerNormGrad, RmsNormGrad])

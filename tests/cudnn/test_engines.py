@@ -116,6 +116,23 @@ def test_channels_last_are_ours_unless_cudnn_is_asked_for(install, native, kind,
     assert (len(native), cudnn.bindings.asked) == (1, 1)
 
 
+@pytest.mark.parametrize("wanted", [("dx",), ("dscale",), ("dx", "dbias")], ids=str)
+def test_gradients_of_parameters_alone_are_ours_unless_cudnn_is_asked_for(install, native, wanted):
+    """With cuDNN all of them are computed: results that are not wanted go to scratch."""
+    install()
+    backend = CudaBackend(DEVICE)
+    for engine in (None, "cudnn"):
+        every, case = (Case((4, 3, 2), 1, F32) for _ in range(2))
+        for name in {*case.kind.result_names}.difference(wanted):
+            setattr(case, name, None)
+        ran = case.run(backend, engine, wanted=wanted)
+        assert ran == ("cudnn" if engine or "dx" in wanted else "native")
+        every.run(backend, ran)
+        for name in wanted:
+            np.testing.assert_array_equal(getattr(case, name), getattr(every, name))
+    assert native.count("batch_norm_grad") == (0 if "dx" in wanted else 2)
+
+
 def test_native_does_not_even_look_for_cudnn(monkeypatch, native):
     monkeypatch.setattr(library, "_found", None)
     monkeypatch.setattr(library, "_find", lambda: pytest.fail("looked for cuDNN"))

@@ -12,7 +12,11 @@ from tests.device_ranks import DeviceRanks
 from tests.meshes import plain
 from tests.ranks import NAN, f, results, together
 
-NORMS = "grad_norm", "per_tensor_norms", "clip_grad_norm", "clip_by_global_norm", "grad_stats"
+BY_BLOCKS = "clip_grad_block_norm", "clip_by_block_norm"
+NORMS = (
+    *("grad_norm", "per_tensor_norms", "clip_grad_norm", "clip_by_global_norm", "grad_stats"),
+    *BY_BLOCKS,
+)
 # What another rank may pass, by argument.
 OTHER = {
     "norm_type": 1.0,
@@ -27,6 +31,7 @@ OTHER = {
 }
 # What is a rank's own. The last of them are deprecated.
 OWN = {"grads", "group", "replicas", "found_inf", "out", "flat", "reduce", "per_tensor"}
+OWN |= {"axis", "rms", "blocks"}  # ranks exchange keys
 BATCH_NORMS = {
     "batch_norm": {
         "scale": None,
@@ -35,7 +40,7 @@ BATCH_NORMS = {
         "running": None,
         "momentum": 0.5,
     },
-    "batch_norm_grad": {"scale": None},
+    "batch_norm_grad": {"scale": None, "wanted": ("dx",)},
 }
 OWN_OF_BATCH = {"x", "dy", "mean", "inv_std", "channel_axis", "out", "engine", "group"}
 
@@ -99,6 +104,8 @@ def test_a_rank_with_another_argument_ends_the_call_on_all(backend, name, argume
         given = {"group": group, "replicas": [1, 3]}
         if "max_norm" in arguments_of(name):
             given["max_norm"] = 1e9
+        if name in BY_BLOCKS:
+            given["blocks"] = [0, 1]
         if argument == "eps_mode":
             given["eps"] = 0.125
         if other:

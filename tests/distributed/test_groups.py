@@ -22,7 +22,7 @@ from tests.tolerances import DTYPES
 
 
 def over(backend, parts):
-    """What each rank holds, on the backend."""
+    """Put each rank's gradients on the backend."""
     return [[None if g is None else backend.asarray(g) for g in part] for part in parts]
 
 
@@ -66,7 +66,7 @@ def test_replicas_may_be_one_number(backend):
     assert norms == [pytest.approx(5.0, rel=1e-15)] * 3
 
 
-@pytest.mark.guarantee("What is not clipped")
+@pytest.mark.guarantee("Gradients that are not clipped")
 def test_some_are_clipped_and_some_count_over_ranks(backend):
     """Each rank chooses among its own; copies count once."""
     held = over(backend, [[f(3.0), f(7.0)], [f(4.0), f(12.0)], [f(NAN), f(12.0)]])
@@ -247,7 +247,7 @@ def test_memory_that_runs_out_on_one_rank_ends_the_call_on_all(monkeypatch):
 
 def test_what_clips_is_made_ready_before_the_ranks_meet(monkeypatch):
     """So that what fails there is an error on all of them."""
-    norms._compile.cache_clear()
+    norms.compile_for.cache_clear()
     groups, asked = distributed.threads(2, timeout=20), []
     monkeypatch.setattr(_host.backend(), "warmup", lambda *arguments: asked.append(arguments))
     monkeypatch.setattr(groups[0], "allgather", lambda _: pytest.fail(f"{asked} by now"))
@@ -258,7 +258,7 @@ def test_what_clips_is_made_ready_before_the_ranks_meet(monkeypatch):
 @pytest.mark.emulated
 @pytest.mark.parametrize("file", ["norm", "clip_by_norm"])
 def test_what_does_not_compile_on_one_rank_ends_the_call_on_all(monkeypatch, file):
-    """What clips is compiled before the ranks meet, so that nobody has clipped by then."""
+    """Kernels that clip are compiled before the ranks meet: nobody has clipped by then."""
     devices = [emulated_backend(multiprocessors=1) for _ in range(2)]
     held = [[on_device(d.device.xp.asarray(f(3, 4)), d)] for d in devices]
     compile_ = devices[1].device.compile
@@ -417,7 +417,7 @@ def test_what_threads_takes():
 
 
 class Communicator(SimpleNamespace):
-    """What mpi4py's communicators tell of themselves; the null one is false."""
+    """A stand-in for mpi4py's communicators; the null one is false."""
 
     def __bool__(self):
         return self.there

@@ -42,6 +42,7 @@ SEARCHES = {
     "DDP": "docs/torch.html",
     "resume": "docs/guide.html",
 }
+EVERY = sorted([*SITE.glob("docs/*.html"), *SITE.glob("docs/generated/gallery/*.html")])
 LOOKS = PAGES | {"search": "search.html?q=gradient+clipping"}
 # A page in a frame as wide as a screen, since Chromium's windows have a least width. The title says
 # by how much the page, or what it says, is wider; code and formulas scroll by themselves, tables on
@@ -59,7 +60,8 @@ const widest = Math.max(page.documentElement.scrollWidth, ...edges, ...tables);
 const missing = [...page.images].filter(image => image.complete && !image.naturalWidth);
 const columns = [...page.querySelectorAll('.bd-sidebar-primary, .bd-sidebar-secondary')];
 const empty = columns.filter(
-    column => {width} > 1000 && column.checkVisibility() && !column.querySelector('nav a'));
+    column => {width} > 1000 && column.checkVisibility()
+        && ![...column.querySelectorAll('nav a')].some(link => link.checkVisibility()));
 document.title = 'wider by ' + Math.floor(widest - {width}) + '; '
     + [...missing.map(image => image.src), ...empty.map(column => 'empty ' + column.className)];
 "></iframe>"""
@@ -115,7 +117,7 @@ def address():
 
 
 def chromium(tmp_path, url, *options):
-    """What Chromium prints; an error in a page's console fails."""
+    """Return the output of Chromium; an error in a page's console fails."""
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     command += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=20000", *options, url]
     command[1:1] = ["--enable-logging=stderr", "--log-level=0"]
@@ -162,9 +164,9 @@ def test_a_page_fits_the_screen(address, tmp_path, page, theme, width):
 
 
 @pytest.mark.parametrize("width", [390, 1366])
-@pytest.mark.parametrize("page", sorted(path.stem for path in SITE.glob("docs/*.html")))
+@pytest.mark.parametrize("page", EVERY, ids=lambda path: path.stem)
 def test_every_page_fits_a_phone_and_a_screen(address, tmp_path, page, width):
-    url = f"{address}/framed/{width}/light/docs/{page}.html"
+    url = f"{address}/framed/{width}/light/{page.relative_to(SITE)}"
     assert excess(tmp_path, url, f"--window-size={max(width, 500)},1400") <= 0
 
 
@@ -182,6 +184,11 @@ def excess(tmp_path, url, size):
         ("<script>undefined_name()</script>", "ReferenceError"),
         ("<img src='/no.png'>", "no.png"),
         ("<p>x</p><div class='bd-sidebar-secondary'><p></p></div>", "empty"),
+        (
+            "<p>x</p><div class='bd-sidebar-primary'><h2>Section Navigation</h2>"
+            "<nav hidden><a href='#'>x</a></nav></div>",
+            "empty",
+        ),
         ("<p style='width: 1500px'>x</p>", "wider"),
         ("<p style='overflow: hidden'><code style='padding: 0 800px'>x</code></p>", "wider"),
         (

@@ -1,9 +1,11 @@
-"""What only a GPU shows of the list operations: graphs, streams, no waiting for the device."""
+"""List operations on a GPU: graphs, streams, no waiting for the device."""
 
 import numpy as np
 import pytest
 
 import gradkit
+from gradkit import _host
+from gradkit._open import dispatch
 from tests.backends import has_gpu
 from tests.tolerances import assert_same_bits
 
@@ -134,3 +136,29 @@ def test_the_same_call_gives_the_same_bits():
     grads = gradients(300, 0)
     found = {gradkit.grad_norm(grads).get().tobytes() for _ in range(20)}
     assert len(found) == 1
+
+
+def test_numbers_in_arrays_are_read_in_each_call(monkeypatch):
+    """On the road of plain numbers, and before what they lie in is written."""
+    cupy = pytest.importorskip("cupy")
+    number, step, verdict = cupy.ones(()), cupy.zeros((), np.int64), cupy.array(True)
+
+    def moved(by, count, taken):
+        own = [[cupy.full(3, k, np.float32)] for k in (1.0, 2.0, 0.0, 0.0)]
+        gradkit.adamw_update(*own, count, lr=by, scale=by, verdict=taken)
+        gradkit.accumulate_grads(*own[:2], scale=by)
+        return float(gradkit.clip_grad_norm(own[0], by)), own[0][0].tolist()
+
+    moved(number, step, verdict)
+    with monkeypatch.context() as patched:
+        if _host.code is not None:
+            patched.setattr(dispatch, "_run_by_name", None)
+        for value, dtype in ((0.5, "float64"), (0.25, "float32")):
+            count, own = int(step), cupy.asarray(value, dtype)
+            assert moved(own, step, verdict) == moved(value, count + 1, True)
+            own[...], verdict[...] = 0.75, False
+            assert moved(own, step, verdict) == moved(0.75, 1, False)
+            verdict[...] = True
+    buffer = cupy.full(3, 2.0)
+    gradkit.accumulate_grads([buffer], [cupy.ones(3)], scale=buffer[1])
+    assert buffer.tolist() == [4, 4, 4]

@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.pairs import rare
 
 from .libraries import DTYPES, LIBRARIES, REQUIRED, Library, framework
 
@@ -50,6 +53,7 @@ _OWN = (
         ("torch", "test_torch_storage.py"),
     ),
     ("jax", "test_gradkit_jax*.py"),
+    ("jax", "test_updates.py"),  # beside optax's and PyTorch's
 )
 collect_ignore_glob = [pattern for name, pattern in _OWN if not (REQUIRED or find_spec(name))]
 
@@ -58,11 +62,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those of a file that run in one way come after each other: JAX keeps what it compiled."""
     files = {path: k for k, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(key=lambda item: (files[item.path], WAYS.index(_way_of(item))))
+    own = {path for path in files if HERE in path.parents}
     for item in items:
-        if HERE in item.path.parents:
+        if item.path in own:
             item.add_marker(pytest.mark.interop)
             for rule in _QUIET:
                 item.add_marker(pytest.mark.filterwarnings(rule))
+    every = [item for item in items if item.path in own]
+    others = {*_other_ways(every)}
+    for item in (*others, *rare([item for item in every if item not in others], "interop")):
+        item.add_marker("rare")
+
+
+def _other_ways(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield all but one of the ways in Python of each set of a test's other parameters."""
+    sets: dict[str, dict[object, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
+    for item in items:
+        if hasattr(item, "callspec") and item.callspec.params.get("way") in WAYS[1:]:
+            others = tuple(id(v) for name, v in item.callspec.params.items() if name != "way")
+            sets[item.nodeid.partition("[")[0]][others].append(item)
+    for own in sets.values():
+        for number, found in enumerate(own.values()):
+            if len(own) > 1:
+                yield from (each for k, each in enumerate(found) if k != number % len(found))
 
 
 @pytest.fixture(params=list(LIBRARIES))
@@ -110,7 +132,7 @@ _kept = [WAYS[0]]  # the way of the programs that JAX has compiled and keeps
 
 
 def _way_of(item: pytest.Item) -> str:
-    """How the test's calls in ``jax.jit`` run."""
+    """Way that the test's calls in ``jax.jit`` run."""
     own = item.callspec.params.get("way") if hasattr(item, "callspec") else None
     python = "in_python" in getattr(item, "fixturenames", ())
     return own if own in WAYS else WAYS[1] if python else WAYS[0]
@@ -209,7 +231,7 @@ def run_alone() -> Callable[[str], str]:
 
 @pytest.fixture
 def compilations():
-    """How often XLA has compiled: once an item."""
+    """Return a list to which each compilation of XLA adds an item."""
     import jax
 
     seen = []

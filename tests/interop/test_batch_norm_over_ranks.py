@@ -3,9 +3,11 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
 import gradkit
-from tests.ranks import results
+from tests.interop.libraries import framework
+from tests.ranks import Pair, results
 
 CUTS = (0, 3, 3, 10)  # where the ranks' parts begin and end: one is empty
 
@@ -53,3 +55,63 @@ def test_ranks_may_be_of_different_frameworks(lib):
     )
     np.testing.assert_array_equal(lib.read(mean), on_host[1])
     np.testing.assert_array_equal(lib.read(inv_std), on_host[2])
+
+
+@pytest.mark.parametrize("momentum", [0.25, None])
+def test_modules_are_those_of_the_whole_batch(torch, momentum):
+    """Both passes, running statistics and evaluation; weights' gradients add up over ranks."""
+    ours = framework("gradkit.torch")
+    x, dy, scale, bias = map(torch.from_numpy, hosts())
+
+    def passes(module, own, given):
+        with torch.no_grad():
+            module.weight.copy_(scale)
+            module.bias.copy_(bias)
+        leaf = own.clone().requires_grad_()
+        y = module(leaf)
+        y.backward(given)
+        running = module.running_mean, module.running_var, module.num_batches_tracked
+        return y.detach(), leaf.grad, module.weight.grad, module.bias.grad, *running
+
+    def work(group):
+        module, part = ours.BatchNorm1d(5, momentum=momentum, group=group), parts[group.rank]
+        found = passes(module, x[part], dy[part])
+        return *found, module.eval()(x)
+
+    parts = [slice(*pair) for pair in pairwise(CUTS)]
+    whole = torch.nn.BatchNorm1d(5, momentum=momentum)
+    expected = passes(whole, x, dy)
+    found = results(work, len(parts))
+    for k, join in enumerate((torch.cat, torch.cat, sum, sum)):
+        joined = join([each[k] for each in found])
+        torch.testing.assert_close(joined, expected[k], rtol=1e-5, atol=1e-5)
+    for *_, mean, var, count, inferred in found:
+        for got, wanted in zip((mean, var, count), expected[4:], strict=True):
+            torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(inferred, whole.eval()(x), rtol=1e-5, atol=1e-5)
+
+
+def test_parameters_that_are_frozen_or_absent(torch):
+    ours = framework("gradkit.torch")
+    x, dy, scale, bias = map(torch.from_numpy, hosts())
+
+    def work(group):
+        given = x[group.rank :: 2].clone().requires_grad_()
+        own = bias.clone().requires_grad_()
+        for weight in (None, scale):
+            y = ours.batch_norm(given, None, None, weight, own, training=True, group=group)
+            y.backward(dy[group.rank :: 2])
+        return own.grad
+
+    torch.testing.assert_close(sum(results(work, 2)), 2 * dy.sum((0, 2)))
+    assert scale.grad is None
+
+
+def test_pytorchs_modules_have_no_group(torch):
+    ours = framework("gradkit.torch")
+    model = ours.replace_norms(torch.nn.Sequential(torch.nn.BatchNorm1d(2)))
+    model[0].group = Pair()
+    with pytest.raises(ValueError, match=r"model\.0 has a group, which PyTorch's norms have not"):
+        ours.restore_norms(model)
+    model[0].group = None
+    assert vars(ours.restore_norms(model)[0]).keys() == vars(torch.nn.BatchNorm1d(2)).keys()

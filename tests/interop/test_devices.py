@@ -14,7 +14,7 @@ import gradkit
 from gradkit import _arrays
 from gradkit._arrays import cuda
 from gradkit._arrays import torch as torch_adapter
-from gradkit._open import given
+from gradkit._open import arguments
 
 from .libraries import framework
 
@@ -221,9 +221,9 @@ def test_arguments_of_two_devices_are_refused(cupy):
 
 
 def test_host_and_device_are_two_devices(cupy):
-    assert not given.same_device(np.ones(1), cupy.ndarray(0))
-    assert not given.same_device(cupy.ndarray(0), np.ones(1))
-    assert given.same_device(cupy.ndarray(1), cupy.ndarray(1))
+    assert not arguments.same_device(np.ones(1), cupy.ndarray(0))
+    assert not arguments.same_device(cupy.ndarray(0), np.ones(1))
+    assert arguments.same_device(cupy.ndarray(1), cupy.ndarray(1))
 
 
 # With a device
@@ -280,7 +280,7 @@ def test_cuda_tensors_come_back_as_cuda_tensors(cuda_torch, dtype):
 
 
 def check_hazards(torch, on_gpu):
-    """What CUDA tensors may not be, and what may be beside them; ``on_gpu``: makes one."""
+    """Check CUDA tensors that are refused, and arrays that may be beside them."""
     with pytest.raises(TypeError, match="negative bit"):
         gradkit.zero_grad(on_gpu(torch.tensor([1 + 2j])).conj().imag)
     with pytest.raises(TypeError, match="grads_of"):

@@ -62,7 +62,10 @@ def check(lib, operation, lists, contain=list, *, out=False):
                 before = versions(given.get(operation.writes))
                 expected = operation(**hosts)
                 if out:
-                    outs = tuple(lib.make(np.full_like(each, 7)) for each in leaves(expected))
+                    outs = tuple(
+                        None if each is None else lib.make(np.full_like(each, 7))
+                        for each in leaves(expected)
+                    )
                     given["out"] = outs if len(outs) > 1 else outs[0]
                 found = operation(**given)
                 assert not out or all(a is b for a, b in zip(leaves(found), outs, strict=True))
@@ -120,7 +123,7 @@ def test_each_value_of_a_property_after_each_other(name):
 
 
 def versions(written):
-    """How often PyTorch knows its tensors to have been written: autograd compares that."""
+    """Number of writes to each tensor that PyTorch has counted: autograd compares that."""
     return [leaf._version for leaf in leaves(written) if hasattr(leaf, "_version")]
 
 

@@ -36,9 +36,22 @@ def test_a_training_loop_learns(name, needed):
     assert losses[-1] < 0.25 * losses[0]
 
 
+@pytest.fixture
+def kept_programs(jax, tmp_path):
+    """While what JAX compiles twice is compiled once."""
+    cache = framework("jax.experimental.compilation_cache.compilation_cache")
+    for folder in (str(tmp_path / "programs"), None):
+        cache.reset_cache()
+        jax.config.update("jax_compilation_cache_dir", folder)
+        if folder:
+            yield
+
+
+@pytest.mark.usefixtures("kept_programs")
 def test_the_gpt_in_jax_learns_as_with_jaxs_norms_and_goes_on_from_a_checkpoint(tmp_path):
-    """In bfloat16, over two devices."""
+    """In bfloat16, over two devices; with one layer, which takes less to compile."""
     main = load("jax_gpt", "jax", "optax")
+    main.__globals__["LAYERS"] = 1
     ours, theirs = main(["--steps", "8", "--compare"]).values()
     assert theirs.losses == pytest.approx(ours.losses, rel=0.01)
     assert theirs.accuracy == pytest.approx(ours.accuracy, rel=0.05)

@@ -4,7 +4,6 @@ import doctest
 import importlib
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,20 +40,6 @@ def output(name):
     """The function as one with one result."""
     function = getattr(gradkit.jax, name)
     return function if name in ROWS else lambda *args, **kw: function(*args, **kw)[0]
-
-
-def by_jax(name, x, scale=1.0, bias=0.0, *, axis=-1):
-    """The same norms as JAX's own functions."""
-    if name == "batch_norm":
-        over = tuple(k for k in range(x.ndim) if k != 1)
-        tail = (1, -1) + (1,) * (x.ndim - 2)
-        scale, bias = (jnp.reshape(p, tail) if jnp.ndim(p) else p for p in (scale, bias))
-    else:
-        over = tuple(range(axis % x.ndim, x.ndim))
-    mean = 0.0 if "rms" in name else x.mean(over, keepdims=True)
-    eps = 1e-6 if "rms" in name else 1e-5
-    var = ((x - mean) ** 2).mean(over, keepdims=True)
-    return (x - mean) / jnp.sqrt(var + eps) * scale + bias
 
 
 # Values
@@ -166,16 +151,6 @@ def test_errors_name_the_argument_while_tracing(call, error, said):
         jax.eval_shape(lambda x: call(gradkit.jax, x), jnp.ones((3, 5)))
 
 
-def test_a_second_derivative_is_refused():
-    for name in (*ROWS, "batch_norm"):
-        norm = output(name)
-        first = jax.grad(lambda x, norm=norm: (norm(x) ** 3).sum())
-        with pytest.raises(TypeError, match=f"gradkit.jax.{name} has no second derivative"):
-            jax.eval_shape(jax.grad(lambda x, f=first: f(x).sum()), jnp.ones((3, 5)))
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(gradkit.jax.rms_norm, (jnp.ones(3),), (jnp.ones(3),))
-
-
 @pytest.mark.parametrize("name", ["invertible_layer_norm", "invertible_rms_norm"])
 def test_what_cannot_be_inverted_is_an_error_at_run_time(name):
     def loss(x, scale):
@@ -207,36 +182,6 @@ def test_everything_public_is_documented():
             if not name.endswith("State"):
                 wanted = ("Parameters", "Returns", "Examples")
                 assert all(re.search(rf"^ +{w}\n +-+$", text, re.MULTILINE) for w in wanted), name
-
-
-def test_a_model_trains_to_the_losses_of_jaxs_own_norms():
-    x = jnp.linspace(-3, 3, 64)[:, None]
-    names = ("batch_norm", *ROWS)
-    keys = jax.random.split(jax.random.key(0), len(names))
-    sizes = (1, *[8] * len(ROWS))
-    start = {
-        "w": [jax.random.normal(k, (n, 8)) for k, n in zip(keys, sizes, strict=True)],
-        "scale": [jnp.ones(8)] * len(names),
-        "last": jnp.full((8, 1), 0.1),
-    }
-
-    def losses(norms):
-        def loss(params):
-            hidden = x
-            for norm, w, scale in zip(norms, params["w"], params["scale"], strict=True):
-                hidden = jnp.tanh(norm(hidden @ w + 0.5, scale))
-            return jnp.mean((hidden @ params["last"] - jnp.sin(x)) ** 2)
-
-        def step(params, _):
-            value, grads = jax.value_and_grad(loss)(params)
-            return jax.tree.map(lambda p, g: p - 0.05 * g, params, grads), value
-
-        return jax.jit(lambda p: jax.lax.scan(step, p, None, length=60)[1])(start)
-
-    ours = losses([output(name) for name in names])
-    theirs = losses([partial(by_jax, name) for name in names])
-    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
-    assert ours[-1] < 0.3 * ours[0]
 
 
 def test_transforms_say_that_they_need_optax(monkeypatch):

@@ -57,6 +57,20 @@ def test_batch_norm_without_parameters_over_devices(over):
     assert_close(step(x), ref)
 
 
+def test_devices_with_a_scale_of_their_own(over):
+    """Each one's gradient of x is that of all losses, of which others have other scales."""
+    x, scale = values(4, 3), values(3, seed=1)
+    scales = np.stack([scale, 2 * scale])
+    loss = lambda x, scale: batch_loss(x, scale, None, "d")[0]  # noqa: E731
+    found = over(jax.grad(loss), (OWN, OWN), OWN)(x, scales.reshape(-1))
+
+    def whole(x):
+        normal = (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-5)
+        return ((normal.reshape(2, 2, 3) * scales[:, None]) ** 3).sum()
+
+    assert_close(found, jax.grad(whole)(x))
+
+
 def test_infinities_of_two_devices_give_no_warning(over):
     """Sums of both signs are added up on XLA's threads, on which a warning would be an error."""
     x, dy = values(4, 3), np.ones((4, 3), np.float32)
@@ -72,7 +86,7 @@ def test_infinities_of_two_devices_give_no_warning(over):
 
 
 def test_a_norm_over_devices(over):
-    """What is the same on all devices stays so, and counts once."""
+    """A gradient that is the same on all devices stays so, and counts once."""
     grads = {"own": values(4, 3), "same": [values(7, seed=1)]}
     specs = {"own": OWN, "same": [SAME]}
 
@@ -229,6 +243,20 @@ def test_several_axes_of_vmaps():
         flat = jax.vmap(lambda x, f=function: f(x, "i"), axis_name="i")(x)
         for got, ref in zip(*map(jax.tree.leaves, (found, flat)), strict=True):
             assert_same_bits(np.reshape(got, ref.shape), ref)
+
+
+def test_of_a_list_what_all_devices_share_stays_the_same(over):
+    """Beside arrays that differ between them: a scan may carry both, and a replica leave."""
+    tree = {"same": values(6), "own": values(4, seed=1)}
+    specs = {"same": SAME, "own": OWN}
+
+    def steps(tree):
+        kept = jax.tree.map(jnp.square, tree)
+        added = gradkit.jax.accumulate_grads(tree, tree, compensation=kept)
+        descended = gradkit.jax.sgd_update(tree, tree, kept, lr=0.5, momentum=0.5)
+        return *added, *descended, *gradkit.jax.adamw_update(tree, tree, kept, kept, 1, lr=0.5)[:3]
+
+    assert_close(over(steps, (specs,), (specs,) * 7)(tree), steps(tree))
 
 
 @pytest.fixture(params=[True, False], ids=["context", "arrays"])

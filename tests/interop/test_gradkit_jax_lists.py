@@ -389,19 +389,6 @@ def test_micro_batches_count_by_their_weight():
         assert state.step == 0
 
 
-def test_outside_of_jit_a_step_is_compiled_once(compilations):
-    """One that waits and one that updates."""
-    optimizer = transforms.accumulate(optax.adam(0.1), 2)
-    params, gradient = jnp.zeros(3), jnp.ones(3)
-    state = optimizer.init(params)
-    for step in range(6):
-        if step == 2:
-            assert compilations  # they are counted
-            compilations.clear()
-        _, state = optimizer.update(gradient, state, params)
-    assert compilations == []
-
-
 def test_the_inner_optimizer_gets_what_else_is_passed():
     def update(updates, state, params=None, *, factor, by):  # noqa: ARG001
         return jax.tree.map(lambda u: by(u, factor), updates), state
@@ -536,6 +523,19 @@ def test_nothing_of_a_step_outlives_it(name, jit, way):  # noqa: ARG001
     assert jax.tree.structure(updates) == jax.tree.structure(grads[0])
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_outside_of_jit_a_step_is_compiled_once(name, compilations):
+    """One that waits or is skipped, and one that updates."""
+    optimizer, params = OPTIMIZERS[name](), jnp.zeros(3)
+    state = optimizer.init(params)
+    for step in range(6):
+        if step == 2:
+            assert compilations  # they are counted
+            compilations.clear()
+        _, state = optimizer.update(jnp.full(3, jnp.nan if step % 2 else 1.0), state, params)
+    assert compilations == []
+
+
 def test_every_function_of_a_pytree_is_traced():
     modules = gradkit.jax.accumulation, gradkit.jax.clipping, gradkit.jax.statistics
     assert {*TRACED} >= {name for module in modules for name in module.__all__}
@@ -586,8 +586,13 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("name", INNER)
-@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        *((name, ("bfloat16", "float32")) for name in INNER),
+        *((name, ("float32", "bfloat16")) for name in ("adam", "adam, moments of a dtype")),
+    ],
+)
 def test_gradients_of_another_dtype_than_parameters(name, dtypes):
     """Bits of the optimizer alone, whose state has the wider dtype from the first step on."""
     params = {"w": jnp.ones((4, 3), dtypes[0]), "b": jnp.full(3, 2, dtypes[0])}
@@ -615,7 +620,7 @@ def test_gradients_of_another_dtype_than_parameters(name, dtypes):
 
 
 def test_after_many_bad_steps_the_next_is_skipped_too():
-    """Where ``optax.apply_if_finite`` gives up and lets NaN through."""
+    """``optax.apply_if_finite`` gives up here and lets NaN through."""
     params, bad = jnp.ones(2), jnp.full(2, jnp.nan)
     ours, theirs = transforms.skip_steps(optax.adam(0.1)), optax.apply_if_finite(optax.adam(0.1), 3)
     for optimizer, nan in ((ours, False), (theirs, True)):
@@ -638,18 +643,6 @@ def test_spikes_are_skipped_as_by_a_spike_guard():
         np.testing.assert_array_equal(updates, np.float32(-norm if norm <= limit else 0))
     known = list(guard.state_dict().values())[:3]
     np.testing.assert_allclose(state.statistics, known, rtol=1e-5)
-
-
-def test_a_skipped_step_is_compiled_once_outside_of_jit(compilations):
-    optimizer = transforms.skip_steps(optax.adam(0.1))
-    params = jnp.zeros(3)
-    state = optimizer.init(params)
-    for step in range(6):
-        if step == 2:
-            assert compilations
-            compilations.clear()
-        _, state = optimizer.update(jnp.full(3, jnp.nan if step % 2 else 1.0), state, params)
-    assert compilations == []
 
 
 def test_what_else_is_passed_reaches_the_optimizer_that_is_not_skipped():

@@ -14,6 +14,7 @@ from jax.test_util import check_grads
 import gradkit
 import gradkit.jax
 from gradkit import _host
+from gradkit.jax import _records
 from tests.interop.libraries import checking_leaks
 from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits
 
@@ -311,6 +312,45 @@ def test_bits_of_direct_calls(name, t, v):
     assert_all_same_bits(made, found)
 
 
+def test_what_is_not_differentiated_by_is_not_computed(case, monkeypatch):
+    """One traced program, differentiated by each of its arrays in turn."""
+    given = [jnp.asarray(each) for each in case.arguments("float32", "float32")]
+    places = range(len(given) - case.constant)
+    loss = jax.jit(total(case.ours, (1.0, 0.5)))
+    every = jax.grad(loss, argnums=tuple(places))(*given)
+    asked, compute = [], _records.compute
+
+    def noting(refusal, kind, operands, numbers, shared=None):
+        asked.append(numbers.get("wanted"))
+        return compute(refusal, kind, operands, numbers, shared)
+
+    monkeypatch.setattr(_records, "compute", noting)
+    gated = isinstance(case.formula, partial)
+    names = ["x", *["gate" if gated else "x"] * (case.data - 1), *case.names]
+    for k in places:
+        found = jax.grad(loss, argnums=k)(*given)
+        assert asked[-1] == (f"d{names[k]}",)
+        assert_same_bits(found, every[k])
+
+
+@pytest.mark.parametrize("argnums", [0, 1, 2, (0, 2)], ids=str)
+def test_some_gradients_through_a_scan_of_checkpoints(argnums):
+    """Each layer's backward pass is traced once, for whichever arrays are differentiated by."""
+    given = [values((2, 4, 6)), values((3, 6), seed=1), values((3, 6), seed=2)]
+
+    def loss(norm, x, scales, biases):
+        layer = jax.checkpoint(lambda h, own: (h + jnp.tanh(norm(h, *own)), None))
+        return (jax.lax.scan(layer, x, (scales, biases))[0] ** 2).sum()
+
+    formula = lambda x, scale, bias: normal(x, 2, 1e-5) * scale + bias  # noqa: E731
+    grads = [
+        jax.jit(jax.grad(partial(loss, norm), argnums))(*given)
+        for norm in (gradkit.jax.layer_norm, formula)
+    ]
+    for one, other in zip(*map(jax.tree.leaves, grads), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     ("name", "dropped"),
@@ -396,7 +436,7 @@ def test_running_statistics_keep_their_dtype(dtype):
 
 
 def test_running_statistics_through_a_scan():
-    """What a training loop carries; a batch without elements moves nothing."""
+    """A training loop carries them; a batch without elements moves nothing."""
     batches = values((5, 4, 3))
     start = np.zeros(3, "f4"), np.ones(3, "f4")
 

@@ -1,6 +1,7 @@
 """``gradkit.torch``'s clipping and accumulation beside ``torch.nn.utils``."""
 
 import copy
+import math
 from functools import partial
 
 import pytest
@@ -37,6 +38,7 @@ def assert_same(given, expected, **bounds):
             torch.testing.assert_close(p.grad, q.grad, **bounds)
 
 
+NAN, INF = math.nan, math.inf
 MIXED = (torch.float32, torch.float16, torch.float64, torch.bfloat16)
 
 
@@ -128,28 +130,6 @@ def test_a_generator_that_was_used_up_is_told_of():
     empty = (p for p in ())
     with pytest.warns(UserWarning, match="nothing is clipped"):
         ours.clip_grad_norm_(empty, 1.0)
-
-
-def test_norms_that_are_not_finite():
-    given = parameters(torch.float32, torch.float32)
-    given[1].grad[1, 2] = torch.nan
-    before = twins(given)
-    for call in (
-        lambda: ours.clip_grad_norm_(given, 1.0, error_if_nonfinite=True),
-        lambda: ours.get_total_norm([p.grad for p in given[:2]], error_if_nonfinite=True),
-    ):
-        with pytest.raises(RuntimeError, match=r"grads\[1\]"):
-            call()
-    assert_same(given, before, rtol=0, atol=0, equal_nan=True)
-    assert torch.isnan(ours.clip_grad_norm_(given, 1.0))
-    assert torch.isnan(given[0].grad).all()
-
-
-def test_a_float32_norm_would_overflow():
-    given = torch.nn.Parameter(torch.zeros(4))
-    given.grad = torch.full((4,), 3e38)
-    assert float(ours.clip_grad_norm_(given, 2.0)) == pytest.approx(6e38)
-    torch.testing.assert_close(given.grad, torch.ones(4))
 
 
 def test_gradients_under_differentiation_are_clipped():
@@ -399,7 +379,7 @@ def test_sums_of_dtensors(mesh):
 
 
 def test_partial_sums_are_refused_by_name_with_the_line_that_adds_them_up(mesh):
-    """In every function; what the line makes is taken."""
+    """By what does not add them up, and of maxima by all; what the line makes is taken."""
     from torch.distributed.tensor import DTensor, Partial, Shard
 
     frozen, given = _sharded(mesh, torch.ones(2), torch.ones(2))
@@ -407,23 +387,23 @@ def test_partial_sums_are_refused_by_name_with_the_line_that_adds_them_up(mesh):
     placements = Partial(), Shard(0)
     given.grad = grad = DTensor.from_local(torch.tensor([3.0, 4.0]), mesh, placements)
     accumulator = ours.GradAccumulator([frozen, given])
-    calls = {
-        r"parameters\[1\]": (
-            lambda: ours.clip_grad_value_([frozen, given], 1.0),
-            lambda: ours.clip_grad_norm_([frozen, given], 1.0),
-            lambda: ours.clip_grads_with_norm_([frozen, given], 1.0, torch.tensor(5.0)),
-            accumulator.add,
-        ),
-        r"'w'": (lambda: ours.grad_stats([("w", given)]),),
-    }
     line = r"grad\.redistribute\(placements=\[Replicate\(\), Shard\(dim=0\)\]\)"
-    partial = rf"is a DTensor of partial sums.*{line}"
-    for name, functions in calls.items():
-        for call in functions:
-            with pytest.raises(ValueError, match=f"^the gradient of {name} {partial}"):
-                call()
-    with pytest.raises(ValueError, match=rf"^tensors\[0\] {partial}"):
-        ours.get_total_norm([grad])
+    said = rf"is a DTensor of partial sums.*{line}"
+    clips = partial(ours.clip_grad_value_, [frozen, given], 1.0)
+    for call in (clips, accumulator.add):
+        with pytest.raises(ValueError, match=rf"^the gradient of parameters\[1\] {said}"):
+            call()
+    given.grad = DTensor.from_local(torch.tensor([3.0, 4.0]), mesh, (Partial("max"), Shard(0)))
+    for name, call in (
+        (
+            r"the gradient of parameters\[1\]",
+            partial(ours.clip_grad_norm_, [frozen, given], 1.0),
+        ),
+        ("the gradient of 'w'", partial(ours.grad_stats, [("w", given)])),
+        (r"tensors\[0\]", partial(ours.get_total_norm, [given.grad])),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} {said}"):
+            call()
     namespace = vars(framework("torch.distributed.tensor")) | {"grad": grad}
     given.grad = eval(line.replace("\\", ""), namespace)
     accumulator.add()
@@ -510,43 +490,39 @@ def test_a_guards_limit():
 
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(2, 1))
-TAKE_PARAMETERS = {
-    "clip_grad_norm_": lambda given: ours.clip_grad_norm_(given, 1.0),
-    "clip_grad_value_": lambda given: ours.clip_grad_value_(given, 1.0),
-    "clip_grads_with_norm_": lambda given: ours.clip_grads_with_norm_(given, 1.0, torch.ones(())),
-}
+TAKE_PARAMETERS = TAKERS.keys() - {"accumulate_grads"}
 
 
-@pytest.mark.parametrize("name", TAKE_PARAMETERS)
+@pytest.mark.parametrize("name", sorted(TAKE_PARAMETERS))
 def test_models_are_no_parameters(name):
     """Each is named, with what to pass; so are pairs where names say nothing."""
     wanted = r"; pass model\.parameters\(\)$"
     for model in (MODEL, MODEL[0]):
         with pytest.raises(TypeError, match="^parameters holds a Linear" + wanted):
-            TAKE_PARAMETERS[name](model)
+            TAKERS[name](model)
     pairs = list(MODEL.named_parameters())
-    for take, given in ((TAKE_PARAMETERS[name], [*pairs, MODEL[0].bias]),
+    for take, given in ((TAKERS[name], [*pairs, MODEL[0].bias]),
                         (ours.GradAccumulator, pairs)):  # fmt: skip
         with pytest.raises(TypeError, match=r"holds \(name, parameter\) pairs" + wanted):
             take(given)
     with pytest.raises(TypeError, match="^parameters holds a int" + wanted):
-        TAKE_PARAMETERS[name](5)
+        TAKERS[name](5)
 
 
-@pytest.mark.parametrize("name", TAKE_PARAMETERS)
+@pytest.mark.parametrize("name", sorted(TAKE_PARAMETERS))
 def test_pairs_are_clipped_as_their_parameters(name):
     given, expected = parameters(*MIXED), parameters(*MIXED)
     pairs = {f"layer.{k}": p for k, p in enumerate(given)}
-    assert TAKE_PARAMETERS[name](iter(pairs.items())) == TAKE_PARAMETERS[name](expected)
+    assert TAKERS[name](iter(pairs.items())) == TAKERS[name](expected)
     assert_same(given, expected, rtol=0, atol=0)
     pairs["layer.1"] = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     pairs["layer.1"].grad = torch.zeros(2, dtype=torch.complex64)
     with pytest.raises(TypeError, match=r"grads\['layer\.1'\] has dtype torch.complex64"):
-        TAKE_PARAMETERS[name](pairs.items())
+        TAKERS[name](pairs.items())
     with pytest.raises(ValueError, match=r"^parameters has two parameters named 'layer'"):
-        TAKE_PARAMETERS[name]([("layer", p) for p in given])
+        TAKERS[name]([("layer", p) for p in given])
     with pytest.raises(ValueError, match=r"^parameters\['a'\] and parameters\['b'\] are one"):
-        TAKE_PARAMETERS[name]([("a", given[0]), ("b", given[0])])
+        TAKERS[name]([("a", given[0]), ("b", given[0])])
 
 
 def test_clip_grad_norm_takes_what_gradkits_takes():
@@ -621,3 +597,50 @@ def test_models_and_pairs_are_no_gradients():
     ):
         with pytest.raises(TypeError, match=words):
             call(given)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+@pytest.mark.parametrize(
+    ("compiler", "named"), [("aot_eager", False), ("aot_eager", True), ("inductor", True)]
+)
+def test_a_whole_graph_clips_as_calls_do(compiler, named):
+    """Every function, between operations of the graph: the same bits, written in place."""
+
+    def step(given, found_inf, limit):
+        grads = [p.grad for p in given if p.grad is not None]
+        own = [(f"p{k}", p) for k, p in enumerate(given)] if named else given
+        options = {"nonfinite": "zero", "found_inf": found_inf, "eps_mode": "add", "exact": True}
+        norm = ours.clip_grad_norm_(own, limit, 1, scale=0.5, **options)
+        largest = ours.get_total_norm(grads, INF), ours.get_total_norm(grads, found_inf=found_inf)
+        ours.clip_grads_with_norm_(own, limit / 2, total_norm=norm)
+        ours.clip_grad_value_(own, 0.125)
+        return 2 * norm, *largest, *(g + 1 for g in grads)
+
+    expected, compiled = parameters(torch.float32, torch.bfloat16), None
+    wanted = step(expected, torch.ones(()), 2.0)
+    torch._dynamo.reset()
+    compiled = torch.compile(step, fullgraph=True, backend=compiler)
+    for limit in (2.0, torch.tensor(2.0)):
+        given, found_inf = parameters(torch.float32, torch.bfloat16), torch.ones(())
+        assert all(map(torch.equal, compiled(given, found_inf, limit), wanted))
+        assert_same(given, expected, rtol=0, atol=0)
+        assert found_inf == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, of breaks in graphs
+def test_what_an_operator_does_not_take_leaves_the_graph():
+    """Errors of one that it does take say names."""
+    given = parameters(torch.float32)
+    named = [("w", given[0])]
+
+    def step(parameters, **options):
+        return ours.clip_grad_norm_(parameters, 1.0, **options)
+
+    torch._dynamo.reset()
+    chosen = torch.compile(step, backend="eager")(given, count={0: True})
+    assert chosen == ours.get_total_norm(parameters(torch.float32)[0].grad)
+    assert torch.compile(step, backend="eager")([given[-1]]) == 0
+    given[0].grad[0, 0] = NAN
+    whole = torch.compile(step, backend="aot_eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match=r"grads\['w'\]"):
+        whole(named, error_if_nonfinite=True)

@@ -22,7 +22,7 @@ def test_the_code_of_the_page_runs(number):
 
 
 def test_the_page_has_code():
-    assert len(BLOCKS) == 10
+    assert len(BLOCKS) == 11
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch's exporter

@@ -18,6 +18,7 @@ TWINS = {
     "clip_grad_value": (lambda g: gradkit.clip_grad_value(g, 1.0), "use its own clip"),
     "scale_grads": (lambda g: gradkit.scale_grads(g, 0.5), r"compute coefficient \* g"),
     "zero_grad": (gradkit.zero_grad, "zeros_like"),
+    "keep_if": (lambda g: gradkit.keep_if(True, [g * 2], [g]), r"where\(verdict"),
     "accumulate_grad": (lambda g: gradkit.accumulate_grad(g, g), r"compute buffer \+ grad"),
     "accumulate_grad_v2": (lambda g: gradkit.accumulate_grad_v2(g, g), r"or compute buffer \+ g"),
     "accumulate_grads": (lambda g: gradkit.accumulate_grads([g], [g]), r"compute buffer \+ scale"),

@@ -43,6 +43,9 @@ CALLS = {
         grads, others, compensation=[other * 0 for other in others]
     ),
     "averages": lambda grads, others: gradkit.ema_update(grads, others, 0.75),
+    "a step": lambda grads, others: gradkit.adamw_update(
+        grads, others, *([other * 0 for other in others] for _ in range(2)), 1, lr=0.1
+    ),
     "a choice": lambda grads, others: gradkit.keep_if(True, others, grads),
     "a choice against": lambda grads, others: gradkit.keep_if(False, others, grads),
 }

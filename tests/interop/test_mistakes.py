@@ -188,7 +188,10 @@ COMMON = {
         lambda g, a: g.rms_norm_grad(a.x[:2], a.x, a.c, a.m),
         "dy has shape (2, 6); expected (4, 6), the shape of x",
     ),
-    "a bias alone": (lambda g, a: g.layer_norm(a.x, bias=a.c), "pass ones too, such as scale=np."),
+    "a name alone": (
+        lambda g, a: g.layer_norm_grad(a.x, a.x, None, a.m, a.m, wanted="dx"),
+        "wanted must be a tuple of names, such as ('dx',), not 'dx'",
+    ),
     "a vector as a batch": (lambda g, a: g.batch_norm(a.c), "x has shape (6,); batch norm needs"),
     "scale in the place of groups": (
         lambda g, a: g.group_norm(a.image, a.m[:3]),
@@ -475,7 +478,7 @@ def test_all_frames_are_there_if_they_are_asked_for(monkeypatch):
 
 
 def test_frames_of_others_stay(monkeypatch):
-    """What a caller's own function raises inside of a call is theirs, with all that led there."""
+    """An error of a caller's own function is theirs, with all frames that led there."""
     monkeypatch.delenv("GRADKIT_TRACEBACKS", raising=False)
 
     def gradients():

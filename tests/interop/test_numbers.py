@@ -1,7 +1,10 @@
 """Tensors of one number in the place of a number: taken, or refused with what to pass."""
 
+import numpy as np
 import pytest
 
+import gradkit
+from gradkit._open import dispatch
 from tests.interop.libraries import LIBRARIES, framework
 from tests.operations import OPERATIONS, leaves, on
 
@@ -14,27 +17,28 @@ def numbers_of(operation):
     yield from ((n, v) for n, v in operation.numbers.items() if type(v) is float)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_tensor_of_one_number(name):
+def test_a_tensor_of_one_number(name, dtype):
     torch, operation = framework("torch"), OPERATIONS[name]
     make = LIBRARIES["torch"]().make
     lists = [(shape, "data") for shape, _ in operation.lists]
     for number, value in numbers_of(operation):
         given, plain = (operation.arguments(on(make), lists=lists) for _ in range(2))
-        given[number] = torch.tensor(value, dtype=torch.float64)
+        given[number] = tensor = torch.tensor(value, dtype=getattr(torch, dtype))
         found, refused = called(operation, given)
         if refused:
             assert refused.startswith(f"{number} must be a real number, not Tensor; pass")
             assert ".item()" in refused
             continue
-        expected = operation(**plain | {number: value})
+        expected = operation(**plain | {number: tensor.item()})
         for got, ref in zip(leaves(found), leaves(expected), strict=True):
             if isinstance(ref, torch.Tensor):
                 assert torch.equal(got, ref)
 
 
 def called(operation, given):
-    """What a call gave, and what its error said."""
+    """Return a call's result, and its error's message."""
     try:
         return operation(**given), ""
     except TypeError as error:
@@ -59,3 +63,38 @@ def test_numbers_of_norms_that_are_differentiated(name):
     for run in (traced, jax.jit(traced)):
         with pytest.raises(TypeError, match=refused):
             run(jax.numpy.float32(1e-5))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_tensor_of_one_number_is_read_in_each_call(dtype, monkeypatch):
+    """On the road of plain numbers, whether or not it is the tensor of the last call."""
+    torch = framework("torch")
+    number, step = torch.ones((), dtype=getattr(torch, dtype)), torch.tensor(0)
+    verdict = torch.tensor(True)
+
+    def moved(by, count):
+        own = [[torch.full((3,), k)] for k in (1.0, 2.0, 0.0, 0.0)]
+        gradkit.adamw_update(*own, count, lr=by, scale=by, verdict=verdict)
+        gradkit.accumulate_grads(*own[:2], scale=by)
+        return float(gradkit.clip_grad_norm(own[0], by)), own[0][0].tolist()
+
+    moved(number, step)
+    monkeypatch.setattr(dispatch, "_run_by_name", None)
+    for value in (0.5, 0.25, 0.5):
+        number.fill_(value)
+        count, version = int(step), step._version
+        assert moved(number, step) == moved(value, count + 1)
+        assert step._version > version
+    verdict.fill_(False)
+    assert moved(number, step) == moved(0.5, 5)
+    assert int(step) == 4
+    monkeypatch.undo()
+    with pytest.raises(TypeError, match="lr"):
+        moved(number.requires_grad_(), 1)
+
+
+def test_a_number_in_an_array_beside_a_tensor_that_requires_grad():
+    norm = framework("torch").tensor(3.0, requires_grad=True)
+    for _ in range(2):
+        assert bool(gradkit.step_verdict(norm, limit=np.array(10.0)))
+        assert float(gradkit.clip_coefficient(norm, np.array(1.5))) == 0.5

@@ -1,4 +1,4 @@
-"""The ONNX standard's own node tests for group norm and instance norm."""
+"""The ONNX standard's own node tests for batch, group and instance norm."""
 
 from importlib import import_module
 
@@ -15,6 +15,7 @@ CASES = {
     "groupnormalization": ["group_normalization_example", "group_normalization_epsilon"],
     "instance_normalization": ["instancenorm_example", "instancenorm_epsilon"],
 }
+BATCH_NORMS = ["example", "epsilon", "example_training_mode", "epsilon_training_mode"]
 
 
 def case_named(module, name):
@@ -27,6 +28,25 @@ def case_named(module, name):
     (node,) = case.model.graph.node
     options = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     return options, *case.data_sets[0]
+
+
+@pytest.mark.parametrize("name", BATCH_NORMS)
+def test_batch_norms(name):
+    """Opset 15. Its momentum is the weight of what was, and its output_var takes the biased one."""
+    case = case_named("batch_normalization", f"batchnorm_{name}")
+    attributes, (x, scale, bias, mean, var), (y, *moved) = case
+    eps, training = attributes.get("epsilon", EPS), attributes.get("training_mode", 0)
+    assert training == ("training" in name)
+    if not training:
+        found = [gradkit.batch_norm_inference(x, scale, bias, mean, var, eps=eps)]
+    else:
+        weight, count = 1 - attributes.get("momentum", 0.9), x.size // x.shape[1]
+        running = {"running_mean": mean.copy(), "running_var": var.copy(), "momentum": weight}
+        found = [gradkit.batch_norm(x, scale, bias, eps=eps, **running)[0]]
+        own = (running["running_var"] - (1 - weight) * var) * (count - 1) / count
+        found += [running["running_mean"], (1 - weight) * var + own]
+    for got, ref in zip(found, (y, *moved), strict=True):
+        np.testing.assert_allclose(got, ref, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("last", [False, True])

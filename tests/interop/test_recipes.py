@@ -108,24 +108,6 @@ def test_pytorchs_own_formula(torch, max_norm):
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-15, atol=0)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_numbers_in_tensors(torch, dtype):
-    """A 0-d tensor, of any floating dtype, wherever one number is taken."""
-
-    def number(value):
-        return torch.tensor(value, dtype=getattr(torch, dtype))
-
-    grads = [torch.tensor([3.0, 4.0])]
-    norm = gradkit.clip_grad_norm(grads, number(5.0), scale=number(2.0))
-    assert float(norm) == 10
-    np.testing.assert_array_equal(grads[0], [3, 4])
-    gradkit.clip_grads_with_norm(grads, number(5.0), number(2.5))
-    np.testing.assert_array_equal(grads[0], [1.5, 2])
-    gradkit.scale_grads(grads, number(2.0))
-    np.testing.assert_array_equal(grads[0], [3, 4])
-    assert float(gradkit.clip_coefficient(number(5.0), number(2.5))) == 0.5
-
-
 def test_functional_twins_of_jax(jax):
     """Limits and scales as JAX arrays; a flag is the finiteness of the largest magnitude."""
     grads = {"w": jax.numpy.asarray([3.0, 4.0])}

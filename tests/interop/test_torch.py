@@ -1,4 +1,4 @@
-"""What goes wrong with PyTorch's tensors when nobody looks: each is right, or refused in words."""
+"""Mistakes with PyTorch's tensors that nobody sees: each call is right, or refused in words."""
 
 import gc
 
@@ -105,24 +105,11 @@ def test_grads_of_gives_the_gradients_themselves(torch):
 # The version counter
 
 
-def test_writing_moves_the_version_counter(torch, write):
-    grad, other = torch.ones(3), torch.ones(3)
-    write(grad)
-    assert grad._version > 0
-    assert other._version == 0
-
-
 def test_reading_does_not(torch, read):
     grad = torch.ones(3)
     read(grad)
     gradkit.layer_norm(grad)
     assert grad._version == 0
-
-
-def test_out_moves_the_version_counter(torch):
-    out = torch.zeros(2, 3), torch.zeros(2)
-    gradkit.rms_norm(torch.ones(2, 3), out=out)
-    assert [o._version > 0 for o in out] == [True, True]
 
 
 def test_autograd_notices_a_write_to_what_it_saved(torch, write):
@@ -271,18 +258,6 @@ def test_a_tensor_that_overlaps_itself_is_read(torch):
     assert torch.equal(got, gradkit.layer_norm_grad(torch.ones(2, 3), x, None, mean, inv_std)[0])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_strided_tensors_are_written_through(torch, dtype):
-    base = torch.arange(12).reshape(3, 4).to(getattr(torch, dtype))
-    expected = base.clone()
-    gradkit.scale_grads(base.T[::2], 2.0)
-    expected.T[::2] *= 2
-    assert torch.equal(base, expected)
-    gradkit.zero_grad(base[:, 1])
-    expected[:, 1] = 0
-    assert torch.equal(base, expected)
-
-
 def test_channels_last_tensors_keep_their_meaning(torch):
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     y, _, _ = gradkit.batch_norm(x)
@@ -309,17 +284,6 @@ def test_empty_tensors_are_fine(torch):
     gradkit.zero_grad([torch.ones(0, dtype=torch.bfloat16)])
 
 
-def test_numpy_arrays_of_another_byte_order_or_read_only_are_refused():
-    swapped = np.ones(3, np.dtype(np.float32).newbyteorder())
-    with pytest.raises(TypeError, match="not in native byte order"):
-        gradkit.grad_norm(swapped)
-    fixed = np.ones(3)
-    fixed.flags.writeable = False
-    with pytest.raises(ValueError, match="read-only"):
-        gradkit.zero_grad(fixed)
-    assert fixed.tolist() == [1, 1, 1]
-
-
 # Results
 
 
@@ -338,14 +302,6 @@ def test_results_outlive_the_arguments(torch):
     noise = [torch.rand(1000) for _ in range(50)]
     assert all(torch.equal(r, torch.full((1000,), 2.0)) for r in results)
     del noise
-
-
-def test_deepcopied_and_pickled_tensors_work(torch):
-    import copy
-
-    grad = copy.deepcopy(torch.tensor([3.0, 4.0]))
-    gradkit.clip_grad_norm(grad, 1.0)
-    np.testing.assert_allclose(grad.tolist(), [0.6, 0.8], rtol=1e-6)
 
 
 def test_threads_may_clip_at_once(torch):

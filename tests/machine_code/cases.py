@@ -1,4 +1,4 @@
-"""What is compiled for the table: each kernel file with macros."""
+"""Cases of the table: each kernel file with its macros."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gradkit._cuda.launch.kernels import Macros, options_of, source_of
 from gradkit._cuda.list_tables import CAPACITY, UNIT_CAPACITY
-from gradkit._dtypes import FLOATS, dtype_named
+from gradkit._dtypes import FLOATS, accumulation_name, dtype_named
 from testbed.machine_code import Source
 from tests.combinations import combinations, compiles_for
 
@@ -33,7 +33,7 @@ class Case:
         return " ".join(self.macros)
 
     def compiles_for(self, arch: int) -> bool:
-        """Whether an architecture has what the case needs."""
+        """Return whether an architecture has what the case needs."""
         return compiles_for(arch, self.file, {macro.partition("=")[0] for macro in self.macros})
 
     @property
@@ -61,7 +61,7 @@ def cases() -> list[Case]:
 
 
 def is_common(case: Case) -> bool:
-    """Whether a case is measured on every GPU: most training runs on its kernels.
+    """Return whether a case is measured on every GPU: most training runs on its kernels.
 
     The others differ in what one architecture shows as well: float16, float64, accesses of one
     element, uploaded lists, norms that are rarely asked for.
@@ -113,7 +113,11 @@ _ADDED = {("float16",) * 2, ("bfloat16",) * 2, ("bfloat16", "float32")} | {
 
 
 def _is_chosen(file: str, macros: Macros) -> bool:
-    """Whether a combination has rows: one for each kind of code, not for each mix of dtypes."""
+    """True if a combination has rows: one for each kind of code, not for each mix of dtypes."""
+    if "PARAM" in macros:  # with moments of the type that is computed with
+        alike = macros["STATE"] == accumulation_name(str(macros["PARAM"]))
+        kind = macros["GRAD"], macros["PARAM"]
+        return macros["CAPACITY"] != 0 and alike and kind in _ADDED
     if "GRAD" in macros:
         return macros["CAPACITY"] != 0 and (macros["GRAD"], macros["BUFFER"]) in _ADDED
     if "CAPACITY" in macros:
@@ -127,7 +131,7 @@ def _is_chosen(file: str, macros: Macros) -> bool:
     plain = is_layer_norm and not macros.get("LAST", 0)
     if macros.get("THREADS", 512) != 512 and (not plain or types[0] not in _COMMON):
         return False  # the loops of more threads, with more registers
-    if macros.get("STRIDED"):  # the loops of plain rows
+    if macros.get("STRIDED") or macros.get("FURTHER"):  # the loops of plain rows
         added = bool(macros.get("ADDED"))
         in_pieces = macros.get("PIECE", macros["VEC"]) != macros["VEC"]
         return (

@@ -29,7 +29,7 @@ OUT = ROOT / "build" / "mutants"
 DRIVER = re.compile(r"gradkit/(_cuda/(launch/device|several_devices)|_arrays/(cuda|cupy))\.py")
 # What runs only where PyTorch, JAX and TensorFlow are.
 INTEROP = re.compile(r"gradkit/(torch/|jax/|_arrays/(jax|tensorflow|torch)\.py)")
-GRACE_S = 30  # that tests may take longer than they did
+GRACE_S = 90  # that tests may take longer than they did: kernels that are needed are found anew
 BUILD_S = 300  # that C++ may take to compile
 _BATCHES = (5, 40, 400, 4000)  # tests at once: most mutants die in the first batch
 _SURVIVORS = ("survived", "timed out", "run by no test")
@@ -37,7 +37,7 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.+?|\S+)(?: - .*)?$", re.M)
 
 
 class Result(NamedTuple):
-    """How one mutant fared."""
+    """Result of one mutant."""
 
     digest: str  # of the mutated file
     file: str

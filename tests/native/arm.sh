@@ -11,18 +11,11 @@ bin=$(dirname "$python")
 shift
 out=$PWD/build/arm
 root=$out/root
-mkdir -p "$out/debs" "$out/site"
+mkdir -p "$out/site"
 
-libraries="libc6 libgcc-s1 libstdc++6 zlib1g libexpat1 libffi8 libbz2-1.0 liblzma5"
 version=3.11
-if [ ! -d "$root" ]; then
-    echo "Debian's Python $version for ARM"
-    packages="python$version-minimal libpython$version-minimal libpython$version-stdlib libpython$version-dev"
-    # shellcheck disable=SC2046,SC2086
-    (cd "$out/debs" && apt-get download -q $(printf '%s:arm64 ' $packages $libraries))
-    for package in "$out"/debs/*.deb; do dpkg -x "$package" "$root.part"; done
-    mv "$root.part" "$root"
-fi
+echo "Debian's Python $version for ARM"
+tests/native/arm_root.sh "$root"
 
 echo "NumPy and pytest for ARM"
 sed -E 's/ *\\$//; /^ *--hash/d' requirements/ci.txt > "$out/constraints.txt"

@@ -114,7 +114,7 @@ struct Data {
             setting, Forward{common, 1e-5, &x_, nullptr, &dx_, nullptr, &mean_, &inv_std_}
         );
         const Gradient call = {
-            common, false, true, &dy_, &x_, nullptr, &mean_, &inv_std_, &dx_, nullptr,
+            common, false, true, false, &dy_, &x_, nullptr, &mean_, &inv_std_, &dx_, nullptr,
         };
         run_gradient(setting, call, &dscale_, &dbias_);
     }

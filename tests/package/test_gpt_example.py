@@ -55,6 +55,20 @@ def test_a_character_reads_none_that_follow(example):
     assert (logits[3:] != changed[3:]).any(axis=1).all()
 
 
+def test_adamw_is_its_expressions(example):
+    ours, theirs = (example.Training(example.initialised(0, "float64")) for _ in range(2))
+    for step in (1, 2):
+        for name, grad in ours.grads.items():
+            grad[...] = theirs.grads[name][...] = np.random.default_rng(step).normal(
+                size=grad.shape
+            )
+        ours.adamw(step, 0.1)
+        example.adamw_by_expressions(theirs, step, 0.1)
+    for name, param in ours.params.items():
+        np.testing.assert_allclose(param, theirs.params[name], rtol=1e-12, atol=1e-12)
+    assert example.milliseconds(example.Training.adamw, ours) > 0
+
+
 def test_a_step_is_that_of_the_mean_gradient_of_its_batch(example):
     """Micro-batches are added up, clipped to the limit, and averages follow."""
     start, batch = example.initialised(0, "float64"), example.windows(example.encoded(), 0)
@@ -83,9 +97,10 @@ def test_it_learns_and_writes(example, capsys):
     printed = capsys.readouterr().out
     assert training.losses[0] == pytest.approx(math.log(len(example.CHARACTERS)), abs=0.1)
     assert np.mean(training.losses[-5:]) < training.losses[0] - 0.5
-    steps, ours, theirs, *text = printed.splitlines()
+    steps, ours, adamw, theirs, *text = printed.splitlines()
     assert steps.startswith("40 steps, loss 4.")
     assert ours.startswith("gradkit and numpy: ")
+    assert adamw.startswith("AdamW: ")
     assert theirs.startswith("PyTorch")
     assert "\n".join(text) == example.written(training.averages, "The ", 300)
 

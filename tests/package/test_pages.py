@@ -26,7 +26,7 @@ RUN_ELSEWHERE = {
     "docs/gpu.md": {"tests/gpu/test_pages.py": 1},
     "docs/frameworks.md": {"tests/interop/test_examples.py": 2},
     "docs/jax.md": {"tests/interop/test_gradkit_jax.py": 5},
-    "docs/torch.md": {"tests/interop/test_gradkit_torch_page.py": 10},
+    "docs/torch.md": {"tests/interop/test_gradkit_torch_page.py": 11},
     "docs/parallelism.md": {"tests/processes/cut_models.py": 6},
     "docs/distributed.md": {
         "tests/processes/test_examples.py": 3,
@@ -239,7 +239,7 @@ def test_the_layout_has_every_directory():
 
 
 SCRIPTS = sorted((ROOT / "docs" / "gallery").glob("*.py"))
-FOR_SCRIPTS = {"gradkit", "jax", "matplotlib", "mpi4py", "numpy", "sklearn", "torch"}
+FOR_SCRIPTS = {"gradkit", "jax", "matplotlib", "mpi4py", "numpy", "sklearn", "torch", "tqdm"}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=relative)

@@ -5,6 +5,7 @@ Of what is private, autograd imports few modules.
 
 import ast
 import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -75,16 +76,21 @@ def imported(path):
 
 
 COMPILED = "gradkit._cpu.compiled"  # which is no Python and imports nothing
-IMPORTS = {name: sorted(set(imported(path)) - {name, COMPILED}) for name, path in MODULES.items()}
+
+
+@cache
+def imports():
+    """Modules of gradkit that each module imports."""
+    return {n: sorted(set(imported(path)) - {n, COMPILED}) for n, path in MODULES.items()}
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_go_down_the_layout(module):
-    assert [name for name in IMPORTS[module] if level(name) > level(module)] == []
+    assert [name for name in imports()[module] if level(name) > level(module)] == []
 
 
 def test_no_module_imports_itself_through_others():
-    assert len(list(TopologicalSorter(IMPORTS).static_order())) == len(MODULES)
+    assert len(list(TopologicalSorter(imports()).static_order())) == len(MODULES)
 
 
 # Records and the doors that run them; what else a framework needs of its own arrays and streams.
@@ -119,7 +125,7 @@ PRIVATE = {
 def test_autograd_stands_on_records_and_their_doors(package):
     """A module that it newly needs is rather a public function, or a record."""
     own = f"gradkit.{package}"
-    names = {name for module in MODULES if within(module, own) for name in IMPORTS[module]}
+    names = {name for module in MODULES if within(module, own) for name in imports()[module]}
     private = {name for name in names if "._" in name and not within(name, own)}
     assert private == {f"gradkit.{name}" for name in PRIVATE[package]}
 
@@ -151,6 +157,23 @@ def test_no_class_name_stands_twice():
     """But modules of PyTorch have the names of their operations' records, as users expect."""
     assert {n for n, count in class_names().items() if count > 1} <= set(TORCH_MODULES)
     assert all(class_names()[name] <= 2 for name in TORCH_MODULES)
+
+
+WRITTEN = ("benchmarks", "docs", "examples", "gradkit", "testbed", "tests")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@pytest.mark.parametrize("directory", WRITTEN)
+def test_docstrings_begin_with_a_verb_or_the_thing(directory):
+    """Not with a question. The title of a gallery's page, in Python too, is none."""
+    riddle = re.compile(r"(How|What|Where|Whether|Which|Who|Whom|Whose)\b")
+    found, files = [], [*(ROOT / directory).rglob("*.py"), *(ROOT / directory).rglob("*.pyi")]
+    for path in files:
+        nodes = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, DOCUMENTED))
+        texts = (ast.get_docstring(node) or "" for node in nodes)
+        found += [(path, t) for t in texts if riddle.match(t) and "\n====" not in t]
+    assert found == []
+    assert files
 
 
 SOURCES = [*FILES.values(), *(p for end in ("cu*", "cpp", "h") for p in KERNELS.rglob(f"*.{end}"))]

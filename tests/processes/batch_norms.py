@@ -62,6 +62,31 @@ def other_channels(place):
     raise AssertionError("nobody noticed")
 
 
+def modules(place):
+    """``gradkit.torch``'s, on this rank's rows: the weights' gradients add up to the batch's."""
+    import torch
+
+    import gradkit.torch as ours
+
+    x, dy, _, own = batch(place)
+    found = []
+    for rows, group in ((slice(None), None), (own, place.group)):
+        module = ours.BatchNorm1d(CHANNELS, dtype=torch.float64, group=group)
+        part = torch.tensor(x[rows], requires_grad=True)
+        y = module(part)
+        y.backward(torch.tensor(dy[rows]))
+        found.append((module, y.detach().numpy(), part.grad.numpy()))
+    (whole, *expected), (module, *results) = found
+    for result, wanted in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, wanted[own], rtol=0, atol=OFF)
+    for name in ("weight", "bias"):
+        total = getattr(module, name).grad.numpy().copy()
+        place.add_up(total)
+        np.testing.assert_allclose(total, getattr(whole, name).grad, rtol=0, atol=100 * OFF)
+    np.testing.assert_allclose(module.running_var, whole.running_var, rtol=1e-12)
+    return bits(module.running_mean.numpy(), module.running_var.numpy())
+
+
 CHECKS = {
     "batch norm": forward_and_backward,
     "batch norm on own arrays": own_arrays,

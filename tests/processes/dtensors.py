@@ -74,6 +74,54 @@ def _parameter(grad, mesh, placements):
     return parameter
 
 
+def partial_sums(place):
+    """Beside others, with a group and without, in the norm of PyTorch; they stay partial sums."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    import gradkit.torch as ours
+
+    mesh = init_device_mesh("cpu", (place.size,))
+    rng = np.random.default_rng(place.rank)
+
+    kinds = {"a": Partial(), "b": Replicate(), "c": Partial("avg"), "d": Partial()}
+
+    def given():
+        found = {}
+        for name, kind in kinds.items():
+            dtype = torch.float32 if name == "d" else torch.float64
+            own = torch.tensor(rng.integers(-8, 9, (3, 2)) / 8, dtype=dtype)
+            own = torch.ones_like(own) if name == "b" else own
+            zeros = DTensor.from_local(torch.zeros_like(own), mesh, [Replicate()])
+            found[name] = torch.nn.Parameter(zeros)
+            found[name].grad = DTensor.from_local(own, mesh, [kind])
+        rows = torch.full((place.size, 2), 0.5, dtype=torch.float64)
+        return found | {"e": _parameter(rows, mesh, [Shard(0)])}
+
+    norms = []
+    for options in ({}, {"group": from_torch()}, {"scale": 0.5, "nonfinite": "zero"}):
+        named, scale = given(), options.get("scale", 1.0)
+        grads = [p.grad for p in named.values()]
+        before = [scale * grad.full_tensor() for grad in grads]
+        expected = float(sum((g.double() ** 2).sum() for g in before)) ** 0.5
+        total = ours.get_total_norm(grads, scale=scale)
+        norm = ours.clip_grad_norm_(named.items() if options else [*named.values()], 0.5, **options)
+        for found in (norm, total):
+            assert abs(float(found) - expected) <= 1e-12 * expected
+        for name, grad, whole in zip(named, grads, before, strict=True):
+            assert grad.placements[0].is_partial() == (name in "acd")
+            near = 1e-6 if name == "d" else 1e-12
+            clipped = whole * (0.5 / expected)
+            torch.testing.assert_close(grad.full_tensor(), clipped, rtol=near, atol=near)
+        ours.clip_grads_with_norm_(named.values(), 0.25, total_norm=torch.tensor(0.5))
+        assert abs(float(ours.get_total_norm(grads)) - 0.25) < 1e-6
+        norms.append(float(norm))
+    with pytest.raises(ValueError, match="clip does not go with DTensors of partial sums"):
+        ours.clip_grad_norm_(given().items(), 0.5, clip=lambda *_: True)
+    return bits(*norms)
+
+
 def sharded_training(place):
     """``replace_norms``, then checkpointing and ``fully_shard``: steps are those of one process."""
     import torch

@@ -1,4 +1,4 @@
-"""Which checks the ranks of a library run, in which order."""
+"""Checks that the ranks of a library run, in their order."""
 
 import os
 import time
@@ -24,7 +24,7 @@ def checks(suite, library, size):
 
 
 def everything(library, size):
-    """What holds for this library and this number of ranks."""
+    """Checks that hold for this library and this number of ranks."""
     found = groups.ALL | norms.CHECKS | batch_norms.CHECKS | training.CHECKS | cut_models.CHECKS
     found |= _OF_ONE.get(library, {})
     if library != "jax":  # whose groups are all processes
@@ -40,6 +40,8 @@ _OF_ONE = {
     "torch": {
         "a group without this rank": groups.not_a_member,
         "clipping of DTensors": dtensors.clipping,
+        "clipping of partial sums": dtensors.partial_sums,
+        "batch norm modules": batch_norms.modules,
         "training with fully_shard": dtensors.sharded_training,
         "training with DDP": dtensors.parallel_training,
         "accumulation under DDP": dtensors.accumulation_under_ddp,

@@ -22,7 +22,7 @@ class Tensor:
 
 
 class Parameter:
-    """What holds a gradient."""
+    """A parameter that has a gradient."""
 
     grad: Tensor | None = None
 
@@ -73,3 +73,4 @@ def norms(x: Tensor, scale: Tensor, limit: Tensor) -> None:
     assert_type(gradkit.step_verdict(limit, limit=limit, found_inf=limit), Tensor)
     assert_type(gradkit.keep_if(limit, [x], [x]), list[Tensor])
     assert_type(gradkit.ema_update([x], [x], limit), list[Tensor])
+    assert_type(gradkit.adamw_update([x], [x], [x], [x], limit, lr=limit), list[Tensor])

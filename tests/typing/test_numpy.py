@@ -18,7 +18,7 @@ Float64 = NDArray[np.float64]
 
 
 class Running(TypedDict):
-    """What ``batch_norm`` updates, to pass by ``**``."""
+    """Statistics that ``batch_norm`` updates, to pass by ``**``."""
 
     running_mean: Float32
     running_var: Float32
@@ -122,6 +122,10 @@ def test_steps() -> None:
     gradkit.clip_grad_block_norm({"w": _ones(3)}, {"w": 1.0})
     assert_type(gradkit.keep_if(verdict, [_ones(3)], [_ones(3)]), list[Float32])
     assert_type(gradkit.ema_update({"w": _ones(3)}, grads, 0.999), dict[str, Float32])
+    state = {"w": _ones(3)}, {"w": _ones(3)}
+    moved = gradkit.adamw_update({"w": _ones(3)}, grads, *state, 1, lr=0.1, verdict=verdict)
+    assert_type(moved, dict[str, Float32])
+    assert_type(gradkit.sgd_update([_ones(3)], [_ones(3)], lr=np.array(0.1)), list[Float32])
 
 
 def test_row_norms() -> None:

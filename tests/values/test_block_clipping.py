@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import gradkit
 from tests import oracles, tolerances
 from tests import strategies as draw_
+from tests.ranks import Counting, results
 from tests.tolerances import CLIPPED_ULPS, DTYPES, assert_same_bits, assert_ulps
 
 NAN, INF = math.nan, math.inf
@@ -46,7 +47,7 @@ def assert_norms(backend, got, host, axes, order, *, rms=False):
 
 
 def factors(norms, limit, eps=1e-6):
-    """What each unit is multiplied by, from the norms that a call has returned."""
+    """Factor of each unit, from the norms that a call has returned."""
     with np.errstate(all="ignore"):
         return np.where(norms <= limit, 1.0, limit / np.maximum(norms, eps))
 
@@ -475,7 +476,7 @@ def test_one_launch_for_all_gradients(backend):
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_mean_of_a_long_unit(backend, order):
-    """What rounding took from its sum is divided too."""
+    """The rounding error of its sum is divided too."""
     host = 1 + np.random.default_rng(order).random(60_000)
     exact = (math.fsum(host**order) / host.size) ** (1 / order)
     norm = gradkit.clip_grad_block_norm([backend.asarray(host)], INF, order, rms=True)[0]
@@ -539,3 +540,115 @@ def test_a_limit_that_is_negative_or_nan(backend):
         gradkit.clip_grad_block_norm(grads, backend.asarray(np.array([bad, 1e9])))
         np.testing.assert_array_equal(backend.asnumpy(grads[0]), NAN)
         np.testing.assert_array_equal(backend.asnumpy(grads[1]), 2.0)
+
+
+# Blocks of several gradients
+
+
+@st.composite
+def blocks_of_a_list(draw, most):
+    """Host gradients, and the key of each one's block."""
+    hosts = draw(draw_.gradient_lists(most, kind=st.sampled_from(("normal", "spread", "ties"))))
+    return hosts, [draw(st.sampled_from(("a", "b", 3, (1, 2)))) for _ in hosts]
+
+
+@pytest.mark.guarantee("Block norms and adaptive clipping")
+@given(data=st.data(), order=st.sampled_from((*ORDERS, 0.5)))
+def test_blocks_of_any_list(backend, data, order):
+    """A block's norm is that of all its gradients, and each is clipped by its block's."""
+    hosts, keys = data.draw(blocks_of_a_list(backend.max_elements // 8))
+    grads = [backend.asarray(g) for g in hosts]
+    limits = {key: data.draw(st.sampled_from((0.0, 0.5, 30.0, INF))) for key in {*keys, "none"}}
+    clipped, norms = gradkit.clip_by_block_norm(grads, limits, order, blocks=keys)
+    again = gradkit.clip_grad_block_norm(
+        grads, limits, order, blocks=lambda name, _: keys[int(name)]
+    )
+    assert [*norms] == [*again] == [*dict.fromkeys(keys)]
+    for key, norm in norms.items():
+        own = [host for host, its in zip(hosts, keys, strict=True) if its == key]
+        bound = 2 * max(tolerances.unit_norm(order, backend.run_errors, g, True) for g in own)
+        assert oracles.off_by(backend.asnumpy(norm), oracles.norm(own, order)) <= bound
+        assert_same_bits(backend.asnumpy(again[key]), backend.asnumpy(norm))
+    for host, key, grad, copy in zip(hosts, keys, grads, clipped, strict=True):
+        by = factors(backend.asnumpy(norms[key]), limits[key])
+        assert_clipped(backend, copy, host, range(host.ndim), by)
+        assert_same_bits(backend.asnumpy(grad), backend.asnumpy(copy))
+
+
+@pytest.mark.parametrize("power", [-1060, -540, 505, 1020])
+def test_norms_of_norms_neither_overflow_nor_vanish(backend, power):
+    host = np.array([3.0, 4.0]) * 2.0**power
+    grads = {
+        "a": [backend.asarray(host[:1]), backend.asarray(host[1:])],
+        "b": backend.asarray(host),
+    }
+    room = backend.asarray(np.zeros(2))
+    norms = gradkit.clip_grad_block_norm(grads, INF, blocks={"a": "x", "b": "y"}, out=room)
+    for found in (*map(backend.asnumpy, norms.values()), *backend.asnumpy(room)):
+        assert float(found) == 5 * 2.0**power
+
+
+def test_what_is_not_finite_stays_in_its_block(backend):
+    hosts = np.array([1.0, NAN, 2.0]), np.full(2, 2.0), np.full(3, 3.0)
+    blocks, there = ["a", "b", "a"], backend.asarray(np.array(1.0))
+    for policy, wanted in (("zero", 0.0), ("propagate", NAN)):
+        grads = [backend.asarray(host) for host in hosts]
+        norms = gradkit.clip_grad_block_norm(
+            grads, {"a": there, "b": 1.0}, INF, blocks=blocks, nonfinite=policy
+        )
+        assert np.isnan(backend.asnumpy(norms["a"]))
+        for k in (0, 2):
+            np.testing.assert_array_equal(backend.asnumpy(grads[k]), wanted)
+        np.testing.assert_array_equal(backend.asnumpy(grads[1]), 1.0)
+    grads = [backend.asarray(host) for host in hosts]
+    with pytest.raises(gradkit.NonFiniteNormError, match=r"grads\[0\]"):
+        gradkit.clip_grad_block_norm(grads, 1.0, blocks=blocks, nonfinite="raise")
+    np.testing.assert_array_equal(backend.asnumpy(grads[2]), 3.0)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_experts_and_dense_parameters_on_different_ranks(backend, order):
+    """Two experts a rank, of which the last has none; all have a copy of what is dense."""
+    rng = np.random.default_rng(5)
+    experts, dense = [rng.normal(size=3) for _ in range(4)], rng.normal(size=4)
+    exact = {"experts": oracles.norm(experts, order), "dense": oracles.norm([dense], order)}
+    exact["head"] = oracles.norm([dense[:2]], order)
+    limits = {"experts": 0.5, "dense": 0.25, "head": INF, "none": 1.0}
+
+    def work(group):
+        own = {f"experts.{k}": g for k, g in enumerate(experts) if k // 2 == group.rank}
+        own |= {"dense.w": dense} if group.rank < 2 else {"dense.w": dense, "head.w": dense[:2]}
+        counted = Counting(group)
+        for _ in range(2):
+            grads, sent = {name: backend.asarray(g) for name, g in own.items()}, len(counted.sent)
+            norms = gradkit.clip_grad_block_norm(
+                grads,
+                limits,
+                order,
+                blocks=lambda name, _: name.partition(".")[0],
+                group=counted,
+                replicas={name: 3 if name == "dense.w" else 1 for name in own},
+            )
+        for name, grad in grads.items():
+            key = name.partition(".")[0]
+            by = factors(backend.asnumpy(norms[key]), limits[key])
+            assert_clipped(backend, grad, own[name], (0,), by)
+        return {key: float(backend.asnumpy(norm)) for key, norm in norms.items()}, counted.sent[
+            sent:
+        ]
+
+    found = results(work, 3)
+    assert all(each == found[0] for each in found)
+    norms, sent = found[0]
+    assert [*norms] == ["experts", "dense", "head"]
+    assert len(sent) == 2  # once names are known
+    for key, norm in norms.items():
+        assert oracles.off_by(norm, exact[key]) <= 2 * tolerances.norm(order, {}, runs=False)
+
+
+def test_gradients_that_no_block_has(backend):
+    assert gradkit.clip_grad_block_norm([], 1.0, blocks=[]) == {}
+    grad = backend.asarray(np.ones(2))
+    assert [
+        *gradkit.clip_grad_block_norm({"a": None, "b": grad}, 1.0, blocks={"a": 1, "b": 2})
+    ] == [2]

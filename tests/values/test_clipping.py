@@ -790,7 +790,7 @@ SAID = {
 }
 
 
-@pytest.mark.guarantee("What is not clipped")
+@pytest.mark.guarantee("Gradients that are not clipped")
 @pytest.mark.parametrize("said", SAID.values(), ids=SAID)
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 @pytest.mark.parametrize("nonfinite", ["propagate", "zero"])
@@ -814,9 +814,9 @@ def test_some_are_clipped_and_all_count(backend, said, scale, nonfinite, order):
             assert_same_bits(backend.asnumpy(new), host)
 
 
-@pytest.mark.guarantee("What is not clipped")
+@pytest.mark.guarantee("Gradients that are not clipped")
 def test_all_are_clipped_and_some_count(backend):
-    """What does not count may hold anything."""
+    """Gradients that do not count may hold anything."""
     hosts, grads = masked(backend)
     grads["a"][1][0] = NAN
     flag = backend.asarray(np.array(0.0))
@@ -831,7 +831,7 @@ def test_all_are_clipped_and_some_count(backend):
         tolerances.assert_ulps(backend.asnumpy(got)[1:], expected[1:], 1)
 
 
-@pytest.mark.guarantee("What is not clipped")
+@pytest.mark.guarantee("Gradients that are not clipped")
 @pytest.mark.parametrize("bad", [NAN, INF])
 def test_a_norm_that_is_not_finite_leaves_what_is_not_clipped(backend, bad):
     """Or makes zeros of it, if that is asked for; errors name what counts."""

@@ -150,7 +150,7 @@ def test_no_elements(backend, shape, affine):
 @TYPES
 @pytest.mark.parametrize("shape", [(3, 1023), (1000, 7), (2, 2047), (4097, 3), (64, 2048)], ids=str)
 def test_a_constant_gradient(backend, types, shape):
-    """What a sum hands back: equal terms round the same way every time."""
+    """The gradient of a sum: equal terms round the same way every time."""
     for seed in range(5):
         p = make(shape, types, seed=seed)
         p.dy = np.broadcast_to(p.dy.reshape(-1)[:1], shape)
@@ -308,7 +308,7 @@ def test_nan_stays_nan_where_its_bits_are_rounded(backend, types, columns):
         assert dscale.nonzero()[0].tolist() == dbias.nonzero()[0].tolist() == [2]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @TYPES
 def test_out(backend, types):
     """Results in the caller's arrays of any layout; ``dx`` may be ``dy``, ``y`` may be ``x``."""

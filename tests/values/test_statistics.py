@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
-from gradkit._ranks import statistics
+from gradkit._ranks import named_rows
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
@@ -153,7 +153,7 @@ def test_the_mean_of_subnormal_numbers(backend):
 
 
 def test_a_total_of_zero_may_have_lost_something(backend):
-    """What a large number hides on the way: compensation has it."""
+    """A large number hides small ones on the way: compensation has them."""
     host = np.array([1e16, 1.0, -1e16, 1.0])
     assert float(gradkit.grad_stats([backend.asarray(host)])["0"].mean) == 0.5
 
@@ -222,8 +222,8 @@ def test_names_that_are_one():
 
 @pytest.fixture(autouse=True)
 def _forget():
-    """What ranks said in other tests."""
-    statistics._known.clear()
+    """Forget the names that ranks exchanged in other tests."""
+    named_rows._known.clear()
 
 
 HELD = (  # on three ranks: a tensor in parts, one on each of two, what is empty, and nothing
@@ -291,7 +291,7 @@ def test_statistics_are_those_of_the_whole(data, ranks):
 
 
 class Host:
-    """What bounds NumPy's errors, whatever ran."""
+    """A stand-in for a backend with the bounds of NumPy's errors, whatever ran."""
 
     run_errors = tolerances.PAIRS
 

@@ -142,7 +142,7 @@ _INFERENCE = _Function(
 
 
 def _weighs_both(call: BatchNorm) -> bool:
-    """Whether running statistics may be left to cuDNN, which multiplies by a weight of 0 too."""
+    """Return whether cuDNN may move running statistics: it multiplies by a weight of 0 too."""
     return 0 < call.momentum < 1
 
 
@@ -179,7 +179,7 @@ class Ready:
 
 
 class _Layout:
-    """What shapes, strides and dtypes decide: how arrays are described to cuDNN."""
+    """The description of arrays for cuDNN, decided by shapes, strides and dtypes."""
 
     def __init__(self, bindings: Bindings, x: Array, channel_axis: int, persistent: bool):
         row = float_of(x.dtype)
@@ -196,7 +196,7 @@ class _Layout:
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """Of the data and of vectors of one number per channel."""
+        """Descriptors of the data, and of vectors of one number per channel."""
         if not self._made:
             self._describe()
         data, parameter = self._made
@@ -254,8 +254,14 @@ class _Work:
         view = array.transpose(self._layout.dense.order)
         return view if self._contiguous_aligned(view) else self._copy(view, view.dtype)
 
-    def dense_output(self, array: Array, inputs: tuple[Array, ...]) -> Array:
-        """Memory for an output in the layout of x: its own, unless an input shares it."""
+    def dense_output(self, array: Array | None, inputs: tuple[Array, ...]) -> Array:
+        """Memory for an output in the layout of x: its own, unless an input shares it.
+
+        ``None`` gets scratch, because cuDNN requires it.
+        """
+        if array is None:
+            x = inputs[0]
+            return self._scratch(x.transpose(self._layout.dense.order).shape, x.dtype)
         view = array.transpose(self._layout.dense.order)
         address = self._device.pointer
         shared = any(address(array) == address(other) for other in inputs)
@@ -301,19 +307,19 @@ class _Work:
         """A scale or bias; ``value`` in each channel if there is none."""
         if vector is not None:
             return self.wide(vector)
-        made = self._scratch((self._channels,), self._layout.wide)
-        made[...] = value
-        return made
+        constant = self._scratch((self._channels,), self._layout.wide)
+        constant[...] = value
+        return constant
 
     def _scratch_for(self, wanted: Array, dtype: DType) -> Array:
-        made = self._scratch(wanted.shape, dtype)
-        self._to_deliver.append((wanted, made))
-        return made
+        stand_in = self._scratch(wanted.shape, dtype)
+        self._to_deliver.append((wanted, stand_in))
+        return stand_in
 
     def _copy(self, array: Array, dtype: DType) -> Array:
-        made = self._scratch(array.shape, dtype)
-        assign(made, array)
-        return made
+        copy = self._scratch(array.shape, dtype)
+        assign(copy, array)
+        return copy
 
     def _scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
         self._in_place = False

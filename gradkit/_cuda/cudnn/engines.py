@@ -1,4 +1,4 @@
-"""Whether cuDNN runs a call: if it is installed, supports the case and is fast enough.
+"""The choice of cuDNN for a call: if it is installed, supports the case and is fast enough.
 
 gradkit does not know cuDNN's limits: it calls cuDNN. For an unsupported case cuDNN returns an error
 on the host before it launches anything; the case is remembered, and the next such call goes
@@ -6,7 +6,8 @@ straight to our kernel. So is a case that failed in any other way, because each 
 and our kernel is at least as accurate. Only if memory ran out will the next call try again.
 
 Data whose channels are innermost in memory are left to our kernel: cuDNN's functions that need no
-reserve space from the forward pass take 10 to 80 times as long there (docs/cudnn.md).
+reserve space from the forward pass take 10 to 80 times as long there (docs/cudnn.md). So are
+gradients of parameters alone: cuDNN would compute ``dx`` too.
 """
 
 import sys
@@ -30,11 +31,17 @@ _warned = False
 
 
 def may_be_cudnns(call: Any) -> bool:
-    """Whether cuDNN may compute the next call like this one, of any operation."""
+    """True if cuDNN may compute the next call like this one, of any operation."""
     engine = getattr(call, "engine", "native")
     if engine == "native" or library.is_missing():
         return False
-    return engine is not None or not channels_innermost(call.x, call.channel_axis)
+    return engine is not None or not _is_left_to_us(call)
+
+
+def _is_left_to_us(call: Any) -> bool:
+    wanted = getattr(call, "wanted", None)
+    without_dx = wanted is not None and "dx" not in wanted
+    return without_dx or channels_innermost(call.x, call.channel_axis)
 
 
 def done_by_cudnn(device: Device, call: Any, run: ByCudnn, more: tuple[Any, ...]) -> bool:
@@ -43,7 +50,7 @@ def done_by_cudnn(device: Device, call: Any, run: ByCudnn, more: tuple[Any, ...]
     ``more``: what decides whether cuDNN supports the call, besides its kind, ``x`` and the axis.
     """
     engine, x, axis = call.engine, call.x, call.channel_axis
-    if engine == "native" or (engine is None and channels_innermost(x, axis)):
+    if engine == "native" or (engine is None and _is_left_to_us(call)):
         return False
     if engine is None:
         return _taken_by_cudnn(device, run, (type(call), x.shape, x.strides, x.dtype, axis, *more))
@@ -87,7 +94,7 @@ def _failure(error: CudnnError, cudnn: Cudnn) -> str:
 
 
 def _frames_of_gradkit() -> int:
-    """How far up the stack the line is that called gradkit, from ``_warn_once``."""
+    """Return the stack level of the line that called gradkit, counted from ``_warn_once``."""
     frame, level = sys._getframe(2), 2
     while frame.f_back and str(frame.f_globals.get("__name__")).startswith("gradkit."):
         frame, level = frame.f_back, level + 1

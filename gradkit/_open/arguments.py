@@ -1,4 +1,4 @@
-"""What all calls share: one library, one device, and what is said of an argument that differs."""
+"""Arguments of a call: of one library, on one device, or an error names the one that differs."""
 
 import math
 from array import array
@@ -13,10 +13,11 @@ from gradkit._arrays import HOST, Framework, backend_of, framework_of, is_array
 from gradkit._backend import Array, Number
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
-from gradkit._calls.roles import Seed
+from gradkit._calls.roles import Seed, Step
+from gradkit._open import memory
 
 _ONE = "one number"
-# What to pass in place of objects that look like arrays, by their library.
+# Hints on what to pass in place of objects that look like arrays, by their library.
 _INSTEAD = {
     "pandas": "what its .to_numpy() returns",
     "scipy": "its .data, the elements that it stores",
@@ -25,20 +26,22 @@ _INSTEAD = {
 RETURNED = "leave out=None and take the new arrays that are returned"
 
 
-class Given:
+class Arguments:
     """The arrays of one call: all of one library, on one device.
 
     ``like`` is the array whose type and device new results have, ``backend`` what computes.
-    ``numbers`` are arrays of one number that it was given, by name.
+    ``numbers`` are arrays of one number, by name; ``counted`` the caller's step counts that the
+    call writes.
     """
 
-    __slots__ = ("backend", "framework", "like", "numbers")
+    __slots__ = ("backend", "counted", "framework", "like", "numbers")
     backend: Backend
     framework: Framework
     like: Any
 
     def __init__(self) -> None:
         self.numbers: list[tuple[str, Array]] = []
+        self.counted: list[Any] = []
 
     def first(self) -> tuple[str, Array | None]:
         """The name and the view of the array that decides the library and the device."""
@@ -54,7 +57,7 @@ class Given:
         return self._beside(view_of(framework, array, label, write=write, detach=detach), label)
 
     def are_views(self, arrays: Sequence[Any]) -> bool:
-        """Whether all may be written as they are, which is the common case; if not, see `view`."""
+        """True if all may be written as they are, which is the common case; if not, see `view`."""
         kind, framework = type(self.like), self.framework
         return (
             {kind}.issuperset(map(type, arrays))
@@ -126,6 +129,11 @@ class Given:
         limit = self.number(value, label)
         return checks.nonnegative(limit, label) if isinstance(limit, float) else limit
 
+    def rate(self, value: Any, label: str) -> Number:
+        """A finite number that is at least 0; one on the device is not looked at."""
+        rate = self.limit(value, label)
+        return checks.finite(rate, label) if isinstance(rate, float) else rate
+
     def seed(self, value: Any, label: str) -> Seed:
         """An integer of 64 bits; one in an array on the device is read there."""
         if not is_array(value) or is_scalar(value):
@@ -141,7 +149,24 @@ class Given:
             refuse_mixture(label, framework, self.first()[0], self.framework)
         return self.near(view, label)
 
-    def found(self, value: Any, label: str) -> Array | None:
+    def count(self, value: Any, label: str) -> Step:
+        """The number of a step, or an array that counts steps, which the call writes."""
+        if not is_array(value) or isinstance(value, np.generic):
+            return checks.step(value, label)
+        framework = known_framework(value, label)
+        if framework is not self.framework:
+            refuse_mixture(label, framework, self.first()[0], self.framework)
+        view = self.near(view_of(framework, value, label, write=True), label)
+        checks.shape(view, (), label, _ONE)
+        if view.dtype != np.int64:
+            raise TypeError(f"{label} has dtype {view.dtype}; accepted: int64, or an int")
+        memory.writable(view, label, "pass the number of the step as an int")
+        if isinstance(view, np.ndarray) and view < 0:
+            raise ValueError(f"{label} must be at least 0, the number of steps taken, not {view!r}")
+        self.counted.append(value)
+        return view
+
+    def indicator(self, value: Any, label: str) -> Array | None:
         """A bool, on the host, or an array of one number that is not 0 if it is true."""
         if value is None:
             return None
@@ -188,37 +213,37 @@ def floating(view: Array, label: str, framework: Framework) -> str:
         raise TypeError(framework.in_its_words(str(error))) from None
 
 
-def known_framework(given: Any, label: str) -> Framework:
+def known_framework(value: Any, label: str) -> Framework:
     """The library of an argument that must be an array."""
-    framework = framework_of(given)
+    framework = framework_of(value)
     if framework is None:
-        instead = _instead_of(given, label)
+        instead = _instead_of(value, label)
         hint = f"; pass {instead}" if instead else ""
-        raise TypeError(f"{label} is {_kind_of(given)}; expected an array{hint}")
+        raise TypeError(f"{label} is {_kind_of(value)}; expected an array{hint}")
     return framework
 
 
-def _kind_of(given: Any) -> str:
-    kind = "array.array" if isinstance(given, array) else type(given).__qualname__
+def _kind_of(value: Any) -> str:
+    kind = "array.array" if isinstance(value, array) else type(value).__qualname__
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-def _instead_of(given: Any, label: str) -> str | None:
-    """What to pass in the place of an object that is no array."""
-    if hasattr(given, "parameters") or hasattr(given, "named_parameters"):
+def _instead_of(value: Any, label: str) -> str | None:
+    """Say what to pass in place of an object that is no array."""
+    if hasattr(value, "parameters") or hasattr(value, "named_parameters"):
         return "grads_of(model.parameters())"
-    if hasattr(given, "grad"):
+    if hasattr(value, "grad"):
         return f"{label}.grad, or grads_of(parameters) for a list of them"
-    if isinstance(given, str):
+    if isinstance(value, str):
         pairs = "named_grads_of(pairs) if these are (name, parameter) pairs"
         return pairs if label.endswith("]") else None
-    if isinstance(given, (Mapping, list, tuple)) and label in ("buffer", "grad"):
+    if isinstance(value, (Mapping, list, tuple)) and label in ("buffer", "grad"):
         return "containers to accumulate_grads"
-    if isinstance(given, (list, tuple, array, memoryview)):
+    if isinstance(value, (list, tuple, array, memoryview)):
         return f"np.asarray({label}, np.float32)"
-    if isinstance(given, Real) and "[" in label:  # of what was taken for a container of arrays
+    if isinstance(value, Real) and "[" in label:  # of what was taken for a container of arrays
         return f"np.asarray({label.rpartition('[')[0]}, np.float32)"
-    return _INSTEAD.get(type(given).__module__.partition(".")[0])
+    return _INSTEAD.get(type(value).__module__.partition(".")[0])
 
 
 def values_of(array: Any, label: str) -> np.ndarray[Any, Any]:
@@ -262,7 +287,7 @@ def check_device(view: Array, label: str, first: Array, first_label: str) -> Non
 
 
 def same_device(a: Array, b: Array) -> bool:
-    """Whether two views can be computed on together."""
+    """True if two views can be computed on together."""
     if type(a) is not type(b):
         return False
     if type(a) is np.ndarray:
@@ -276,5 +301,5 @@ def _on_host(view: Array) -> bool:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value is a NumPy scalar or 0-d array, which any library's arrays may meet."""
+    """True if a value is a NumPy scalar or 0-d array, which any library's arrays may meet."""
     return isinstance(value, np.generic) or (type(value) is np.ndarray and value.ndim == 0)

@@ -10,7 +10,7 @@ from .libraries import framework
 
 torch = framework("torch")
 ours = framework("gradkit.torch")
-known = framework("gradkit.torch._known")
+cached = framework("gradkit.torch._cached_calls")
 records = framework("gradkit.torch._records")
 forward_ad = framework("torch.autograd.forward_ad")
 python_dispatch = framework("torch.utils._python_dispatch")
@@ -152,7 +152,7 @@ def test_numpy_computes_for_those_who_ask(calls):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_known_calls_of_batch_norms_say_what_ran(name):
+def test_cached_calls_of_batch_norms_say_what_ran(name):
     """Others leave the engine of the last batch norm as it was."""
     for _ in range(3):
         engines.ran(None)
@@ -187,7 +187,7 @@ def test_a_weight_that_cannot_be_inverted_is_refused_again():
 
 
 @pytest.mark.usefixtures("calls")
-def test_others_take_part_in_known_calls():
+def test_others_take_part_in_cached_calls():
     seen = []
 
     class Mode(python_dispatch.TorchDispatchMode):
@@ -212,7 +212,7 @@ def test_others_take_part_in_known_calls():
 
 @pytest.mark.usefixtures("calls")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_tracers_see_known_calls():
+def test_tracers_see_cached_calls():
     x, w, b = (each.detach() for each in (X, W, B))
     traced = torch.jit.trace(lambda x: ours.layer_norm(x, ROW, w, b), (x,))
     torch.testing.assert_close(traced(x.exp()), norm(x.exp()))
@@ -233,7 +233,7 @@ def test_what_cannot_be_noted_is_tried_once():
         runs.append(x)
         return (x + 1,)
 
-    calls = known.KnownCalls(run, (0,), (), 0)
+    calls = cached.CachedCalls(run, (0,), (), 0)
     x = torch.ones(3)
     for times in (2, 3, 4):  # the first is made, and noted down
         assert torch.equal(calls(x)[0], x + 1)
@@ -242,8 +242,8 @@ def test_what_cannot_be_noted_is_tried_once():
 
 
 def test_calls_are_forgotten_before_they_are_too_many(monkeypatch):
-    monkeypatch.setattr(known, "_MOST", 3)
-    forward = known.KnownCalls(lambda x, w: (x + w,), (0, 1), (), 0)
+    monkeypatch.setattr(cached, "_MOST", 3)
+    forward = cached.CachedCalls(lambda x, w: (x + w,), (0, 1), (), 0)
     for count in range(1, 9):
         forward(torch.ones(count), torch.ones(count))
-        assert 1 <= len(forward._known) <= 3
+        assert 1 <= len(forward._cached) <= 3

@@ -23,7 +23,7 @@ _MOST = 1024  # calls that are remembered before all are forgotten
 _PLAIN = {int, float, bool, str}
 
 
-class KnownCalls:
+class CachedCalls:
     """The calls of one operation, which takes tensors and numbers.
 
     ``tensors`` and ``numbers`` are their places among the arguments; the first ``written`` tensors
@@ -34,15 +34,15 @@ class KnownCalls:
         self._run, self._places, self._written = run, tensors, written
         self._count = len(tensors) + len(numbers)
         self._tensors, self._numbers = _picker(tensors), _picker(numbers)
-        self._known: dict[Any, Compute | None] = {}
+        self._cached: dict[Any, Compute | None] = {}
 
     def find(self, args: tuple[Any, ...]) -> Compute | None:
-        """What computes a call, without further checks, if there was one like it.
+        """Return the cached fast call for one like it, which needs no further checks, if any.
 
         Nobody else may take part in it: no mode, transform or tracer.
         """
         try:
-            return self._known.get(self._key(args))
+            return self._cached.get(self._key(args))
         except TypeError:  # a number without a hash
             return None
 
@@ -50,10 +50,10 @@ class KnownCalls:
         """Compute a call by its record."""
         results, key = self._run(*args), self._key(args)
         plain = key is not None and _PLAIN.issuperset(map(type, self._numbers(args)))
-        if plain and key not in self._known:
-            if len(self._known) >= _MOST:
-                self._known.clear()
-            self._known[key] = _noted(self._run, args, self._places[: self._written])
+        if plain and key not in self._cached:
+            if len(self._cached) >= _MOST:
+                self._cached.clear()
+            self._cached[key] = _noted(self._run, args, self._places[: self._written])
         return results
 
     def _key(self, args: tuple[Any, ...]) -> Any:
@@ -73,18 +73,18 @@ def _picker(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...
 
 
 def _noted(run: Compute, args: Sequence[Any], written: Sequence[int]) -> Compute | None:
-    """What does the same, if ``run`` does nothing but one call of compiled code on these tensors.
+    """Return a fast call, if ``run`` makes but one call of compiled code on these tensors.
 
     The call is noted down and not made, on tensors that differ from one another.
     """
-    given = [each.detach() if isinstance(each, Tensor) else each for each in args]
-    moved = [k for k in written if given[k] is not None]
+    inputs = [each.detach() if isinstance(each, Tensor) else each for each in args]
+    moved = [k for k in written if inputs[k] is not None]
     for k in moved:
-        given[k] = given[k].clone()
-    made: list[Tensor | None] = []
+        inputs[k] = inputs[k].clone()
+    results: list[Tensor | None] = []
     before = engines.latest()
     engines.ran(None)
-    calls = host.code.calls_of(lambda: made.extend(run(*given)))
+    calls = host.code.calls_of(lambda: results.extend(run(*inputs)))
     engine = engines.latest()
     if engine is None:
         engines.ran(before)
@@ -92,14 +92,14 @@ def _noted(run: Compute, args: Sequence[Any], written: Sequence[int]) -> Compute
         return None
     name, *arguments = calls[0]
     count = sum(isinstance(each, int | float) for each in arguments)
-    places = {id(each): k for k, each in enumerate((*given, *made)) if each is not None}
+    places = {id(each): k for k, each in enumerate((*inputs, *results)) if each is not None}
     places[id(None)] = -1  # behind all others
-    found = [places.get(id(each)) for each in arguments[count:]]
-    if None in found:  # a view
+    indices = [places.get(id(each)) for each in arguments[count:]]
+    if None in indices:  # a view
         return None
-    function, arrays = partial(getattr(host.code, name), *arguments[:count]), itemgetter(*found)
-    items, device = (*given, *made), given[0].device
-    making = [making_of(each, items[: len(given) + k], device) for k, each in enumerate(made)]
+    function, arrays = partial(getattr(host.code, name), *arguments[:count]), itemgetter(*indices)
+    items, device = (*inputs, *results), inputs[0].device
+    making = [making_of(each, items[: len(inputs) + k], device) for k, each in enumerate(results)]
     return _call_of(function, arrays, making, moved, engine)
 
 
@@ -110,7 +110,7 @@ def _call_of(
     moved: Sequence[int],
     engine: str | None,
 ) -> Compute:
-    """What makes results, and calls a function on those that it picks of arguments and results.
+    """Return a function that makes results, picks arrays, and calls ``function`` on them.
 
     ``engine``: what computes, if it is a batch norm.
     """

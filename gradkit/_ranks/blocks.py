@@ -1,0 +1,169 @@
+"""Blocks of gradients, each with one norm: of the gradients given here, or on all ranks."""
+
+from collections.abc import Hashable, Mapping
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradkit import _numpy
+from gradkit._backend import FLOAT64, Axes, Views
+from gradkit._calls.lists import GradNorm, NormParts
+from gradkit._calls.roles import Norm, Numbers
+from gradkit._dtypes import float_of
+from gradkit._open.clipping import Rule
+from gradkit._open.gradients import Gradients
+from gradkit._open.results import Results
+from gradkit._open.units import (
+    UnitLimits,
+    UnitRule,
+    UnitShapes,
+    clip_each,
+    given_limits,
+    limits_of_each,
+    units_along,
+)
+from gradkit._ranks.named_rows import Names, agreed, of_all
+from gradkit._ranks.norms import Ranks, Wanted, beside, compile_for, copies_of, ownership_of
+
+_PART = 3  # numbers of a row of `NormParts`
+
+
+class Blocks:
+    """The blocks of a call's gradients, as a ``Partition``.
+
+    ``keys`` are those of ``norms``: over ranks the keys of all.
+    """
+
+    def __init__(self, group: Gradients, said: Any, wanted: Wanted, ranks: Ranks):
+        if not (callable(said) or isinstance(said, (Mapping, list))):
+            raise TypeError(
+                "blocks must be a function of a gradient's name and array, or a dict or list of "
+                f"keys like grads, not {type(said).__qualname__}"
+            )
+        self.each = [*group.each(said, "blocks")]
+        for key, name in zip(self.each, group.names(), strict=True):
+            if key is None or not isinstance(key, Hashable):
+                raise TypeError(f"blocks for {name} must be a key such as a string, not {key!r}")
+            if not (ranks.collective.alone or type(key) in (str, int)):
+                raise TypeError(
+                    f"blocks gives {key!r} for {name}; over a group, keys are strings or integers"
+                )
+        self.keys: Names = tuple(dict.fromkeys(self.each))
+        self.wanted, self._ranks = wanted, ranks
+
+    def norms(self, group: Gradients, rule: UnitRule) -> Norm:
+        """The norm of each block."""
+        copies_of(group, self._ranks)  # which refuses parts without a group
+        if not self._ranks.collective.alone:
+            return self._of_ranks(group, rule)
+        backend, order, places = group.backend, rule.order, self._places()
+        each = Norm(backend.empty(places.shape, FLOAT64))
+        backend.grad_norm(GradNorm(grads=group.views, norm_type=order, norm=each, per_tensor=True))
+        together = backend.taken(each, np.argsort(places, kind="stable"))
+        ends = accumulate(np.bincount(places, minlength=len(self.keys)), initial=0)
+        vectors = Views(together[slice(*run)] for run in pairwise(ends))
+        norms = Norm(backend.empty((len(self.keys),), FLOAT64))
+        backend.grad_norm(GradNorm(grads=vectors, norm_type=order, norm=norms, per_tensor=True))
+        return norms
+
+    def clipped_by(self, group: Gradients, norms: Norm) -> tuple[Norm, Axes]:
+        """Each gradient's block's norm, and all of its axes."""
+        axes = tuple(tuple(range(len(shape))) for shape in group.shapes())
+        return Norm(group.backend.taken(norms, self._places())), axes
+
+    def returned(self, group: Gradients, norms: Results, out: Any) -> Any:  # noqa: ARG002
+        """The norms by key."""
+        each = group.framework.parts(norms.results()[0], [()] * len(self.keys))
+        return dict(zip(self.keys, each, strict=True))
+
+    def _places(self) -> Any:
+        """The place of each gradient's key among the keys."""
+        place = {key: k for k, key in enumerate(self.keys)}
+        return np.array([place[key] for key in self.each], np.int64)
+
+    def _of_ranks(self, group: Gradients, rule: UnitRule) -> Norm:
+        """The same over ranks, which send a row for each block that any of them has."""
+        backend, order, places = group.backend, rule.order, self._places()
+        parts = Numbers(backend.empty((len(places), _PART), FLOAT64))
+        backend.norm_parts(
+            NormParts(grads=group.views, norm_type=order, parts=parts, per_tensor=True)
+        )
+        rows = np.array(backend.read(parts))
+        dtypes = frozenset(float_of(view.dtype).name for view in group.views)
+        compile_for(backend, "clip_units", dtypes)  # type: ignore[arg-type]  # can be hashed
+        call, owned = self._told(group), ownership_of(group, self._ranks)
+        union, _ = agreed(self._ranks.collective, call, self.keys, owned)
+        copies = copies_of(group, self._ranks)  # which ranks may not have known before
+        if copies is not None and np.isfinite(order):
+            rows[:, :2] /= np.array(copies)[:, np.newaxis]
+        joined = _numpy.joined_parts(rows, places, len(self.keys), order)
+        self.keys, every = of_all(self._ranks.collective, self.keys, joined, union, 1)
+        norms = np.empty(len(self.keys))
+        _numpy.norm_of_ranks(every, 1.0, order, norms, None)
+        return Norm(backend.as_float64(norms))
+
+    def _told(self, group: Gradients) -> str:
+        """The call, as all ranks must make it."""
+
+        def number(limit: Any) -> float:
+            checked = group.limit(limit, "max_norm")
+            return checked if isinstance(checked, float) else float(group.backend.read(checked))
+
+        most = self.wanted.max_norm
+        if not isinstance(most, Mapping):
+            return self.wanted.told(max_norm=number(most))
+        each = sorted((repr(key), number(limit)) for key, limit in most.items())
+        return self.wanted.told(max_norm=dict(each))  # type: ignore[arg-type]
+
+
+class Cut(NamedTuple):
+    """Units along axes, or blocks, which ranks may share: each has a norm of its own."""
+
+    function: str  # which is asked for it
+    axis: Any
+    blocks: Any
+    ranks: Ranks
+
+
+def clip_cut(
+    grads: Any, max_norm: Any, rule: UnitRule, cut: Cut, outs: tuple[Any, Any], *, instead: str = ""
+) -> tuple[Any, Any]:
+    """``clip_each`` of units, or of blocks, whose norms come by key."""
+    function, axis, said, ranks = cut
+    if said is None:
+        if not (ranks.collective.missing and ranks.replicas == 1):
+            raise ValueError(
+                f"group and replicas go with blocks, and replicas is {ranks.replicas!r}; pass "
+                "blocks=lambda name, grad: name for a norm of each gradient"
+            )
+        limits, units = partial(given_limits, max_norm=max_norm), partial(units_along, axis=axis)
+        return clip_each(grads, rule, units, limits, outs, instead=instead)
+    if rule.mean or axis is not None:
+        raise ValueError("axis and rms cut single gradients; leave them out with blocks")
+    if outs[1] is not None and not ranks.collective.alone:
+        raise ValueError("out takes no norms over a group, whose ranks may have further blocks")
+    wanted = Wanted(function, Rule(rule.order, rule.eps, rule.policy), 1.0, max_norm=max_norm)
+
+    def blocks_of(group: Gradients) -> Blocks:
+        return Blocks(group, said, wanted, ranks)
+
+    near = partial(beside, ranks, outs[1], None)
+    return clip_each(grads, rule, blocks_of, _limits, outs, instead=instead, beside=near)
+
+
+def _limits(group: Gradients, blocks: Blocks) -> UnitLimits:
+    """The limit of each gradient's block."""
+    most, each = blocks.wanted.max_norm, UnitShapes((), [()] * len(blocks.each))
+    if isinstance(most, Mapping):
+        missing = [key for key in blocks.keys if key not in most]
+        if missing:
+            raise ValueError(f"max_norm has no limit for the block {missing[0]!r}")
+        return limits_of_each(group, each, [most[key] for key in blocks.each])
+    if callable(most) or isinstance(most, list) or getattr(most, "shape", None):
+        raise TypeError(
+            "max_norm must be a real number, or with blocks a dict of them by key, not "
+            f"{type(most).__qualname__}"
+        )
+    return given_limits(group, each, max_norm=most)

@@ -1,0 +1,73 @@
+"""Pytrees of arrays by the paths of their leaves, and what else stands beside them in a call."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradkit._backend import Array
+from gradkit._calls import checks
+from gradkit.jax._callbacks import ResultShape, is_known, sharding_of, varying
+
+
+def words(seed: Any) -> Any:
+    """A seed as JAX holds it, which may have no integers of 64 bits: two words, the lower first."""
+    if not isinstance(seed, jax.Array):
+        return np.array([checks.seed(seed, "seed")], np.uint64).view(np.uint32)
+    checks.shape(seed, (), "seed", "one number")
+    if not jnp.issubdtype(seed.dtype, jnp.integer):
+        raise TypeError(f"seed has dtype {seed.dtype}; accepted: integers")
+    upper = seed >> 32 if seed.dtype.itemsize == 8 else jnp.zeros_like(seed)
+    return jnp.stack([seed.astype(jnp.uint32), upper.astype(jnp.uint32)])
+
+
+def flag(value: Any, label: str) -> Any:
+    """A bool, or an array of one."""
+    if isinstance(value, jax.Array):
+        if value.dtype == bool and value.shape == ():
+            return value
+        said = f"{value.dtype} of shape {value.shape}"
+        raise TypeError(f"{label} must be a bool, or a 0-d bool array, not {said}")
+    return np.array(checks.flag(value, label))
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """The arrays of a pytree by what leads to them. Dots in keys are escaped: no two are alike."""
+
+    def name(key: Any) -> str:
+        plain = jax.tree_util.keystr((key,), simple=True)
+        return plain.replace("\\", "\\\\").replace(".", "\\.")
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {".".join(map(name, path)): jnp.asarray(leaf) for path, leaf in leaves}
+
+
+def results_like(
+    arrays: list[Any], count: int, written: int, numbers: list[Any]
+) -> list[ResultShape]:
+    """Results in the places of the first ``written`` arrays, which are lists of ``count`` each.
+
+    A result depends on the arrays at its own place of all lists, and on the numbers.
+    """
+    axes = varying(*arrays, *numbers)
+    return [
+        ResultShape(
+            array.shape,
+            array.dtype,
+            axes - varying(*arrays[k % count :: count], *numbers),
+            sharding_of(array),
+        )
+        for k, array in enumerate(arrays[:written])
+    ]
+
+
+def without_elements(arrays: dict[str, Any]) -> dict[str, Array]:
+    """Arrays of the same shapes behind an axis of length 0."""
+    for path, array in arrays.items():
+        if not is_known(array.shape):
+            raise TypeError(
+                f"an array at {path or 'the root'!r} has shape {array.shape}: gradkit.jax's sums "
+                "and steps take no symbolic sizes; export with fixed sizes"
+            )
+    return {path: np.empty((0, *a.shape), a.dtype) for path, a in arrays.items()}

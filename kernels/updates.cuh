@@ -1,0 +1,46 @@
+// Steps of optimisers for one element, on GPUs and CPUs: the same bits by the same operations.
+//
+// A file that includes this defines INLINE, numbers N whose operations each round once, root_of for them,
+// and as_number<N>, which rounds a double. gradkit/_numpy/updates.py has the same in NumPy.
+
+#pragma once
+
+// The factors of a step of AdamW. rate = lr / (1 - beta1^step), root = 1 / sqrt(1 - beta2^step),
+// decay = lr * weight_decay.
+template <typename N> struct AdamwNumbers {
+    N scale, moment_share, variance_kept, variance_share, rate, root, eps, decay;
+};
+
+template <typename N> struct Adamw {
+    AdamwNumbers<N> by;
+    bool decays;
+    INLINE explicit Adamw(const AdamwNumbers<double>& x)
+        : by{as_number<N>(x.scale), as_number<N>(x.moment_share), as_number<N>(x.variance_kept),
+             as_number<N>(x.variance_share), as_number<N>(x.rate), as_number<N>(x.root),
+             as_number<N>(x.eps), as_number<N>(x.decay)},
+          decays(!is_zero(by.decay)) {}
+    INLINE void step(N& param, N grad, N& moment, N& variance) const {
+        const N g = grad * by.scale;
+        moment = moment + (g - moment) * by.moment_share;
+        variance = variance * by.variance_kept + g * g * by.variance_share;
+        const N change = moment / (root_of(variance) * by.root + by.eps) * by.rate;
+        param = param - (decays ? change + param * by.decay : change);
+    }
+};
+
+template <typename N> struct Sgd {
+    N lr, scale, factor, decay;
+    bool decays, nesterov;
+    INLINE Sgd(double lr, double scale, double momentum, double decay, bool nesterov)
+        : lr(as_number<N>(lr)), scale(as_number<N>(scale)), factor(as_number<N>(momentum)),
+          decay(as_number<N>(decay)), decays(!is_zero(as_number<N>(decay))), nesterov(nesterov) {}
+    INLINE N change_of(N param, N grad) const {
+        return decays ? grad * scale + param * decay : grad * scale;
+    }
+    INLINE void step(N& param, N grad) const { param = param - change_of(param, grad) * lr; }
+    INLINE void step(N& param, N grad, N& momentum) const {
+        const N change = change_of(param, grad);
+        momentum = momentum * factor + change;
+        param = param - (nesterov ? change + momentum * factor : momentum) * lr;
+    }
+};
