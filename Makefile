@@ -181,8 +181,9 @@ build/mutants/tests/main.json: $(shell find gradkit -name '*.py')
 	$(MAKE) test
 
 build/mutants/interop/main.json: .venv-frameworks/.installed $(shell find gradkit -name '*.py')
-	-HYPOTHESIS_PROFILE=quick .venv-frameworks/bin/python -m pytest --quiet --numprocesses auto -m interop \
-		-p tests.mutants.plugin --covered build/mutants/interop tests/interop
+	-HYPOTHESIS_PROFILE=quick .venv-frameworks/bin/python -m pytest --quiet --numprocesses auto \
+		-m 'interop or not (slow or ptx)' -p tests.mutants.plugin --covered build/mutants/interop \
+		tests/interop tests/distributed
 
 ON_DRIVER := tests/gpu tests/values/test_steps.py --ignore tests/gpu/test_examples.py -k 'not 20000'
 build/mutants/driver/main.json: .venv-cupy14/.installed $(shell find gradkit -name '*.py')

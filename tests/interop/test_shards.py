@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import gradkit
+from gradkit._ranks.torch import added_up
 from gradkit.distributed import shards_of
 
 from .libraries import framework
@@ -41,6 +42,22 @@ def test_dtensors(mesh):
     assert all(part.eq(2).all() for part in grads.values())
     with pytest.raises(ValueError, match="gradient of 'w' is a DTensor of partial sums"):
         shards_of({"w": grad(Partial(), Shard(0))})
+
+
+def test_means_of_partial_sums_are_of_the_ranks_that_add_them_up(mesh):
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    def grad(*placements):
+        return DTensor.from_local(torch.full((2, 2), 12.0), mesh, placements)
+
+    grads = {
+        "sums": grad(Partial(), Partial()),
+        "means of three": grad(Replicate(), Partial("avg")),
+        "means of six": grad(Partial("avg"), Partial("avg")),
+        "whole": grad(Replicate(), Replicate()),
+    }
+    totals = {name: total.to_local()[0, 0].item() for name, total in added_up(grads).items()}
+    assert totals == {"sums": 12, "means of three": 4, "means of six": 2}  # nobody adds anything
 
 
 def test_parts_are_the_gradients_own_memory(mesh):

@@ -28,7 +28,7 @@ OUT = ROOT / "build" / "mutants"
 # What calls CuPy; the other tests run stand-ins for it.
 DRIVER = re.compile(r"gradkit/(_cuda/(launch/device|several_devices)|_arrays/(cuda|cupy))\.py")
 # What runs only where PyTorch, JAX and TensorFlow are.
-INTEROP = re.compile(r"gradkit/(torch/|jax/|_arrays/(jax|tensorflow|torch)\.py)")
+INTEROP = re.compile(r"gradkit/(torch/|jax/|_ranks/torch\.py|_arrays/(jax|tensorflow|torch)\.py)")
 GRACE_S = 90  # that tests may take longer than they did: kernels that are needed are found anew
 BUILD_S = 300  # that C++ may take to compile
 _BATCHES = (5, 40, 400, 4000)  # tests at once: most mutants die in the first batch
