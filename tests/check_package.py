@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -75,25 +76,39 @@ def main() -> None:
         check("build", partial(build, folder))
         (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*-none-any.whl")
         (compiled,) = set(folder.glob("*.whl")) - {wheel}
-        check("without a compiler", partial(without_a_compiler, folder / "no compiler"))
-        check("archives", partial(archives, wheel, compiled, sdist))
-        check("metadata", partial(metadata, wheel))
-        check("extras", partial(extras, wheel))
         pythons = interpreters()
-        for version, python in pythons.items():
-            for resolution in ("lowest", "highest"):
-                label = f"Python {version}, {resolution}"
-                place = folder / f"{version}-{resolution}"
-                check(label, partial(bare, place, python, resolution, wheel))
-        check("with compiled code", partial(with_compiled_code, folder / "compiled", compiled))
         version, python = list(pythons.items())[-1]
-        check(f"CMake for {version}", partial(configured, folder / "configured", python))
-        newest = folder / f"{version}-highest"
-        check("the sdist's tests", partial(tests_of, sdist, newest, folder))
-        check("the testbed alone", partial(testbed, folder / "testbed"))
-        check("workflows", workflows)
-        check("pyright", pyright)
-        check("sp-repo-review", repo_review)
+        last, newest = f"Python {version}, highest", folder / f"{version}-highest"
+        alone = {
+            f"Python {each}, {resolution}": partial(
+                bare, folder / f"{each}-{resolution}", pythons[each], resolution, wheel
+            )
+            for each, resolution in product(pythons, ("lowest", "highest"))
+        }
+        tests = partial(tests_of, sdist, newest, folder)
+        in_newest = {last: alone.pop(last), "the sdist's tests": tests}
+        others = alone | {
+            "pyright": pyright,
+            "without a compiler": partial(without_a_compiler, folder / "no compiler"),
+            "extras": partial(extras, wheel),
+            "with compiled code": partial(with_compiled_code, folder / "compiled", compiled),
+            "the testbed alone": partial(testbed, folder / "testbed"),
+            "archives": partial(archives, wheel, compiled, sdist),
+            "metadata": partial(metadata, wheel),
+            f"CMake for {version}": partial(configured, folder / "configured", python),
+            "workflows": workflows,
+            "sp-repo-review": repo_review,
+        }
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is one process at a time
+            jobs = [pool.submit(in_turn, in_newest)]
+            jobs += [pool.submit(check, *step) for step in others.items()]
+            for job in jobs:
+                job.result()
+
+
+def in_turn(steps):
+    for label, work in steps.items():
+        check(label, work)
 
 
 def check(label, work):
