@@ -21,43 +21,46 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def test_the_program_of_the_gpu_page(capsys):
-    """Its replays take the steps that calls on NumPy's arrays take."""
-    import cupy
-
-    (program,) = blocks("gpu.md", "py")
-    found, names = {}, {}
-    try:
-        with CuPy().active():
-            exec(compile(program, "docs/gpu.md", "exec"), found)
-    finally:
-        cupy.cuda.Stream.null.use()
-    on_the_host = program.replace("import cupy as cp", "import numpy as cp")
-    on_the_host = on_the_host.partition("used = ")[0].replace("stream", "# stream")
-    exec(compile(on_the_host, "docs/gpu.md", "exec"), names)
-    for _ in range(4):  # the first is what was run before the capture
-        names["backward"]()
-        norm = names["update"]()
-    assert float(capsys.readouterr().out) == pytest.approx(float(norm), rel=1e-4)
-    for kind in ("params", "averages"):
-        for name, value in names[kind].items():
-            np.testing.assert_allclose(found[kind][name].get(), value, rtol=1e-3, atol=1e-5)
-
-
-def test_the_tutorial_with_cupy_in_the_place_of_numpy(monkeypatch):
-    """Three steps of it; CuPy's Generator has ``standard_normal`` and no ``normal``.
-
-    Its numbers and sines are NumPy's: the testbed has no cuRAND and no sine of float64.
-    """
+def _numpys_numbers(monkeypatch):
+    """CuPy's Generator has ``standard_normal`` and no ``normal``; the testbed has no cuRAND."""
     import cupy
 
     def default_rng(seed):
         numbers = np.random.default_rng(seed)
         return SimpleNamespace(
-            standard_normal=lambda size: cupy.asarray(numbers.standard_normal(size))
+            standard_normal=lambda *args, **kw: cupy.asarray(numbers.standard_normal(*args, **kw))
         )
 
     monkeypatch.setattr(cupy.random, "default_rng", default_rng)
+
+
+def test_the_program_of_the_gpu_page(capsys, monkeypatch):
+    """Its replays take the steps that calls on NumPy's arrays take."""
+    import cupy
+
+    _numpys_numbers(monkeypatch)
+    (program,) = blocks("gpu.md", "py")
+    names, on_host = {}, {}
+    try:
+        with CuPy().active():
+            exec(compile(program, "docs/gpu.md", "exec"), names)
+    finally:
+        cupy.cuda.Stream.null.use()
+    host = program.replace("import cupy as cp", "import numpy as cp")
+    host = host.partition("calls = ")[0].replace("stream", "# stream")
+    exec(compile(host, "docs/gpu.md", "exec"), on_host)
+    for _ in range(4):  # the first is what was run before the capture
+        norm = on_host["step"]()
+    assert float(capsys.readouterr().out) == pytest.approx(float(norm), rel=1e-4)
+    for param, expected in zip(names["params"], on_host["params"], strict=True):
+        np.testing.assert_allclose(param.get(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_the_tutorial_with_cupy_in_the_place_of_numpy(monkeypatch):
+    """Three steps of it; sines are NumPy's, since the testbed has none of float64."""
+    import cupy
+
+    _numpys_numbers(monkeypatch)
     monkeypatch.setattr(cupy, "sin", lambda array: cupy.asarray(np.sin(array.get())))
     code = "".join(blocks("tutorial.md", "python"))
     code = code.replace("import numpy as np", "import cupy as np").replace("< 200", "< 3")

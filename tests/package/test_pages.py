@@ -222,6 +222,14 @@ def test_every_guarantee_has_tests_and_is_on_the_page():
     assert guarantees.written(page, tests) == page
 
 
+def test_warmup_takes_what_the_gpu_page_names():
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    rows = re.findall(r"^ *\| .* \| (`.*) \|$", text, re.MULTILINE)
+    names = re.findall(r"`(\w+)`", "".join(rows))
+    assert len(names) > 10
+    assert gradkit.warmup(np.ones(2), *[getattr(gradkit, name) for name in names]) == 0
+
+
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#]+)", page.read_text())
