@@ -354,8 +354,8 @@ def clip_by_global_norm(
         rule = rule_of(norm_type, eps, nonfinite, eps_mode, exact=exact)
         wanted = Wanted("clip_by_global_norm", rule, scale, then=_CLIP, max_norm=max_norm)
         clipped_out, norm_out = pair_of(out, "norm")
-        asked = Clip(wanted, clip, count, found_inf, norm_out)
-        return clip_all(grads, asked, Ranks(collective, replicas), clipped_out)
+        options = Clip(wanted, clip, count, found_inf, norm_out)
+        return clip_all(grads, options, Ranks(collective, replicas), clipped_out)
 
 
 @answers
@@ -576,5 +576,5 @@ def _clip_by_name(call: ClipByTotalNorm, out: Any) -> Any:
         rule = rule_of(call.norm_type, call.eps, call.nonfinite, call.eps_mode, exact=call.exact)
         limit, instead = call.max_norm, call.instead["grads"]
         wanted = Wanted("clip_grad_norm", rule, call.scale, then=_CLIP, max_norm=limit)
-        asked = Clip(wanted, call.clip, call.count, call.found_inf, out)
-        return clip_all(call.grads, asked, Ranks(collective, call.replicas), instead=instead)[1]
+        options = Clip(wanted, call.clip, call.count, call.found_inf, out)
+        return clip_all(call.grads, options, Ranks(collective, call.replicas), instead=instead)[1]

@@ -70,8 +70,8 @@ class NonFiniteNormError(GradkitError, ArithmeticError):
     def __init__(self, norm: float, names: tuple[str, ...]):
         self.norm = norm
         self.names = names
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        where = f"; non-finite gradients: {shown}" if names else "; every gradient here is finite"
+        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        where = f"; non-finite gradients: {listed}" if names else "; every gradient here is finite"
         super().__init__(f"the gradient norm is {norm}{where}. Nothing was written.")
 
     def __reduce__(self) -> tuple[type, tuple[float, tuple[str, ...]]]:
@@ -90,10 +90,10 @@ class RankError(GradkitError, RuntimeError):
 
     def __init__(self, message: str, ranks: dict[int, str]):
         self.ranks = ranks
-        shown = [f"rank {rank}: {text}" for rank, text in sorted(ranks.items())]
-        more = [f"and {len(shown) - 4} more ranks"] if len(shown) > 5 else []
+        texts = [f"rank {rank}: {text}" for rank, text in sorted(ranks.items())]
+        more = [f"and {len(texts) - 4} more ranks"] if len(texts) > 5 else []
         self._message = message
-        super().__init__("; ".join([message, *(shown[:4] + more if more else shown)]))
+        super().__init__("; ".join([message, *(texts[:4] + more if more else texts)]))
 
     def __reduce__(self) -> tuple[type, tuple[str, dict[int, str]]]:
         return type(self), (self._message, self.ranks)

@@ -305,13 +305,13 @@ class SpikeGuard:
                 f"state_dict must be a mapping of {', '.join(names)}, not {state_dict!r}"
             )
         for name, setting in self.settings.items():
-            value = said = state_dict.get(name, setting)
+            value = text = state_dict.get(name, setting)
             if not isinstance(setting, str):
                 value = checks.size(value, f"{name} in state_dict")
-                said = f"{value:g}"
+                text = f"{value:g}"
             if value != setting:
                 raise ValueError(
-                    f"{name} in state_dict is {said}, and the guard's is {setting}; make a "
+                    f"{name} in state_dict is {text}, and the guard's is {setting}; make a "
                     f"SpikeGuard with the same {name}, or load {', '.join(_STATISTICS)} alone"
                 )
         columns = [_statistics(state_dict[name], f"{name} in state_dict") for name in _STATISTICS]

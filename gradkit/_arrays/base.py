@@ -45,9 +45,9 @@ class Framework:
         """
         raise NotImplementedError
 
-    def in_its_words(self, said: str) -> str:
+    def in_its_words(self, text: str) -> str:
         """An error's text, whose casts are NumPy's, with this library's."""
-        return said
+        return text
 
     def computes_on(self, kind: type) -> bool:
         """True if arrays of this type are views already."""

@@ -149,14 +149,14 @@ class Exporter:
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()
 
-    def __dlpack__(self, **asked: Any) -> Any:
-        capsule = self._array.__dlpack__(**asked)
+    def __dlpack__(self, **options: Any) -> Any:
+        capsule = self._array.__dlpack__(**options)
         tensor = self._tensor_in(capsule)
         if self._code is not None:
             tensor.code = self._code
-        if "max_version" not in asked:  # NumPy before 2.1 and CuPy before 14 ask for no flags
+        if "max_version" not in options:  # NumPy before 2.1 and CuPy before 14 ask for no flags
             with suppress(TypeError):
-                self._tensor_in(self._array.__dlpack__(**asked, max_version=(1, 0)))
+                self._tensor_in(self._array.__dlpack__(**options, max_version=(1, 0)))
         return capsule
 
     def may_be_written(self) -> bool:

@@ -22,8 +22,8 @@ class TensorFlow(OwnMemory):
         tf = sys.modules["tensorflow"]
         return issubclass(kind, (tf.Tensor, tf.Variable, tf.IndexedSlices))
 
-    def in_its_words(self, said: str) -> str:
-        return re.sub(r"(\S+)\.astype\((?:np\.(\w+)|(\S+))\)", _cast, said)
+    def in_its_words(self, text: str) -> str:
+        return re.sub(r"(\S+)\.astype\((?:np\.(\w+)|(\S+))\)", _cast, text)
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         tf = sys.modules["tensorflow"]

@@ -53,8 +53,8 @@ class Torch(Framework):
             _share_threads()
         return is_tensor
 
-    def in_its_words(self, said: str) -> str:
-        return _CAST.sub(r".to(torch.\1)", said).replace(".astype(", ".to(")
+    def in_its_words(self, text: str) -> str:
+        return _CAST.sub(r".to(torch.\1)", text).replace(".astype(", ".to(")
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         if array.requires_grad and (write or not detach):

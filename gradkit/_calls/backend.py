@@ -41,7 +41,7 @@ class Services(Protocol):
     def as_float64(self, value: Any) -> Array:
         """A number or an array as a float64 array of the backend."""
 
-    def taken(self, array: Array, places: Array) -> Array:
+    def take(self, array: Array, places: Array) -> Array:
         """A vector's elements at these places, which are a NumPy array of int64."""
 
     def address(self, array: Array) -> int:

@@ -113,8 +113,8 @@ def wanted(value: Any, call: Any) -> tuple[str, ...] | None:
         raise TypeError(f"wanted must be a tuple of names, such as {example}, not {value!r}")
     unknown = [name for name in value if name not in names]
     if unknown or not value:
-        said = f"has {unknown[0]!r}" if unknown else "is empty"
-        raise ValueError(f"wanted {said}; pass one or more of {', '.join(map(repr, names))}")
+        problem = f"has {unknown[0]!r}" if unknown else "is empty"
+        raise ValueError(f"wanted {problem}; pass one or more of {', '.join(map(repr, names))}")
     for name in value:
         argument = name.removeprefix("d")
         if argument in call.optional and getattr(call, argument) is None:
@@ -134,10 +134,10 @@ def share(number: float, label: str) -> float:
     return number
 
 
-def enough(count: float, said: str) -> None:
+def enough(count: float, problem: str) -> None:
     """Raise if a batch has elements, but too few for a variance."""
     if 0 < count <= 1:
-        raise ValueError(f"{said}; a variance needs two or more")
+        raise ValueError(f"{problem}; a variance needs two or more")
 
 
 def norm_order(value: Any) -> float:
@@ -229,8 +229,8 @@ def floating(array: Array, label: str) -> str:
                 f"{label} has dtype {array.dtype.str!r}, which is not in native byte order; pass "
                 f'{label}.astype("{array.dtype.newbyteorder("=")}")'
             )
-        said = f"{label} has dtype {array.dtype}; accepted: {', '.join(FLOATS)}"
-        raise TypeError(said + _cast(array.dtype, label))
+        problem = f"{label} has dtype {array.dtype}; accepted: {', '.join(FLOATS)}"
+        raise TypeError(problem + _cast(array.dtype, label))
     return name
 
 

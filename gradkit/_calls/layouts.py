@@ -226,10 +226,10 @@ class GroupLayout(ChannelLayout):
     norm = "group norm"
 
     def check_axis(self, call: Any) -> None:
-        asked = call.channel_axis
+        axis = call.channel_axis
         super().check_axis(call)
         if call.channel_axis == 0:
-            raise ValueError(f"channel_axis is {asked}, the axis of the samples; pass another")
+            raise ValueError(f"channel_axis is {axis}, the axis of the samples; pass another")
         if "num_groups" in call.numbers:
             call.num_groups = groups = checks.integer(call.num_groups, "num_groups")
             ((channels,), _) = self.parameter(call)

@@ -54,7 +54,7 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
         readable = as_known(value) if isinstance(value, xp.ndarray) else value
         return keep_if_captured(self.device, xp.asarray(readable, "float64"))
 
-    def taken(self, array: Array, places: Array) -> Array:
+    def take(self, array: Array, places: Array) -> Array:
         """A vector's elements at these places, gathered on the device."""
         index = upload(self.device, places).view(places.dtype)
         return keep_if_captured(self.device, array[keep_if_captured(self.device, index)])

@@ -32,7 +32,7 @@ _PER_CHANNEL = 128  # the threads of a block that has one for every channel
 _ABREAST = 32  # columns of channels-last arrays that a block reads side by side at least
 _FIRST, _LAST, _ACROSS = range(3)  # the layouts: kernels' LAST, see ``channels.cuh``
 _NARROW = 4  # bytes: where one channel's elements allow no wider access, one goes across two
-_HELD = {  # of each file's kernels: blocks in waves of as many as the device holds of it
+_RESIDENT = {  # of each file's kernels: blocks in waves of as many as the device holds of it
     "batch_norm": "sum_deviations",
     "batch_norm_grad": "sum_channels",
     "batch_norm_inference": "infer",
@@ -141,7 +141,7 @@ def group_launches(
 
 def _decided(device: Device, file: str, columns: Columns, types: Types) -> tuple[Any, ...]:
     macros = norm_macros(types, columns.vector, LAST=columns.layout)
-    grid, block = _blocks(kernel(device, file, _HELD[file], **macros), columns)
+    grid, block = _blocks(kernel(device, file, _RESIDENT[file], **macros), columns)
     accumulator = dtype_named(accumulation_name(types[0]))
     return device, file, macros, columns, grid, block, accumulator
 
@@ -191,10 +191,10 @@ class Launches:
 
     def usable(self, inputs: Inputs, outs: Outs) -> tuple[Inputs, Outs]:
         """The arrays themselves if kernels can use them; else copies, and what is like the outs."""
-        found = self.all_usable((*inputs, *outs))
-        if found is None:
+        arrays = self.all_usable((*inputs, *outs))
+        if arrays is None:
             return self.each(inputs, outs)
-        return found[: len(inputs)], found[len(inputs) :]
+        return arrays[: len(inputs)], arrays[len(inputs) :]
 
     def each(self, inputs: Inputs, outs: Outs) -> tuple[Inputs, Outs]:
         """The same, with every array looked at by itself."""
@@ -211,8 +211,8 @@ class Launches:
 
     def deliver(self, outs: _Arrays, written: _Arrays) -> None:
         """Copy what was not written in its place."""
-        for out, made in zip(outs, written, strict=True):
-            copy_back(out, made)
+        for out, result in zip(outs, written, strict=True):
+            copy_back(out, result)
 
     @cached_property
     def launched(self) -> dict[str, Launch]:
@@ -221,10 +221,10 @@ class Launches:
 
     def launch(self, name: str, grid: Shape, block: Shape) -> Launch:
         """The launch of a kernel, which has the same grid and block each time."""
-        found = self.launched.get(name)
-        if found is None:
-            found = self.launched[name] = Launch(self.kernel(name), grid, block)
-        return found
+        launch = self.launched.get(name)
+        if launch is None:
+            launch = self.launched[name] = Launch(self.kernel(name), grid, block)
+        return launch
 
     def kernel(self, name: str) -> LoadedKernel:
         """A kernel of the file."""
@@ -257,8 +257,8 @@ class Launches:
 
     def partials(self) -> Partials:
         """Memory for two sums of every share of every column."""
-        made: Partials = workspace(self.device, (2, self.grid[1], self.columns.count), _FLOAT64)
-        return made
+        partials: Partials = workspace(self.device, (2, self.grid[1], self.columns.count), _FLOAT64)
+        return partials
 
     def scratch(self, planes: int, dtype: DType = _FLOAT64) -> Any:
         """Memory for some numbers beside each mean."""

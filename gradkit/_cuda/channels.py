@@ -65,11 +65,11 @@ class ChannelNorms(OnDevice):
         if call.running_mean is None or call.running_var is None:
             work.finish(kernels.finish_moments, partials, centre, exact, mean, inv_std, last=eps)
         else:
-            known: _Batch = (*scratch(device, (2, work.statistics), FLOAT64),)
-            work.steps.finish(kernels.finish_stats, partials, centre, *known)
+            batch: _Batch = (*scratch(device, (2, work.statistics), FLOAT64),)
+            work.steps.finish(kernels.finish_stats, partials, centre, *batch)
             moving, count = (call.running_mean, call.running_var), float(work.columns.elements)
-            _move(device, moving, known, count, call.momentum, moving, work.launched)
-            statistics = *known, exact, mean, inv_std
+            _move(device, moving, batch, count, call.momentum, moving, work.launched)
+            statistics = *batch, exact, mean, inv_std
             work.steps.each_channel(kernels.take_stats, *statistics, last=eps)
         work.over_columns(kernels.normalize, x, scale, bias, exact, y)
         work.deliver(outs, written)
@@ -149,8 +149,8 @@ class ChannelNorms(OnDevice):
         read, written = usable(device, (call.means, call.variances, call.counts), outs)
         arguments = *read, np.uint32(ranks), np.int64(channels), *written
         _launch(kernels.combine_stats, device, "combine_stats", channels, arguments, {})
-        for out, made in zip(outs, written, strict=True):
-            copy_back(out, made)
+        for out, result in zip(outs, written, strict=True):
+            copy_back(out, result)
 
     def batch_norm_apply(self, call: records.BatchNormApply) -> None:
         """Write ``y``, ``saved_mean`` and ``inv_std``; ``y`` may be ``x``."""
@@ -244,9 +244,9 @@ class ChannelNorms(OnDevice):
         *parameters: Parameter | None,
     ) -> BatchLaunches:
         """The launches of a call's plan; statistics of their own are of the accumulation dtype."""
-        known: BatchLaunches | Ready | None = call.plan.launcher
-        if isinstance(known, BatchLaunches):
-            return known
+        cached: BatchLaunches | Ready | None = call.plan.launcher
+        if isinstance(cached, BatchLaunches):
+            return cached
         x = call.x
         if statistic is None:
             wide = accumulation_name(float_name(x.dtype) or "")
@@ -254,7 +254,7 @@ class ChannelNorms(OnDevice):
         else:
             types = types_of(x, statistic, *parameters)
         work = batch_launches(self.device, file, x, call.channel_axis, types)
-        if known is None:  # else cuDNN has computed such a call, and may again
+        if cached is None:  # else cuDNN has computed such a call, and may again
             call.plan.launcher = work
         return work
 
@@ -362,8 +362,8 @@ def _move(
     arguments = *read, *numbers, *written, np.int64(channels)
     file = "running_statistics"
     _launch(kernels.update_running, device, file, channels, arguments, launched, **kind)
-    for out, made in zip(outs, written, strict=True):
-        copy_back(out, made)
+    for out, result in zip(outs, written, strict=True):
+        copy_back(out, result)
 
 
 def _launch(

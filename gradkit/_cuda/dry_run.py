@@ -49,7 +49,7 @@ _IMAGES = (  # channels last or not, and several channels in the packs of a bloc
     *((2, run, 1) for run in _RUNS),
     (2, 8, 9),
 )
-_HELD = tuple((2, 8, 128 + run) for run in (*_PACKS, 1))  # groups that a block holds; others none
+_HELD_GROUPS = tuple((2, 8, 128 + run) for run in (*_PACKS, 1))  # a block holds a group of these
 _MANY = 100  # tensors: more than a launch's parameters hold
 _MANY_DIMS = 18  # of an array: too many as well
 _ORDERS = (1.0, 2.0, 3.0, math.inf)
@@ -212,7 +212,7 @@ def _channels(kind: Any, dtypes: Set[str]) -> Fields:
     """Images, with running statistics of every dtype, and the statistics of two ranks."""
     of_groups = isinstance(kind.layout, GroupLayout)
     moved = _statistics(dtypes) if "running_mean" in kind.fields else ["float64"]
-    images = _IMAGES + _HELD * of_groups
+    images = _IMAGES + _HELD_GROUPS * of_groups
     for (t, u, v), shape, name in product(_fitting(kind, dtypes), images, moved):
         channels = shape[1:2]
         fields = dict.fromkeys(("x", "dy", "y", "dx"), _empty(shape, t))
@@ -244,12 +244,12 @@ def _lists(kind: type[Record], dtypes: Set[str]) -> Fields:
     """Lists, and numbers that belong to them."""
     one, flag = np.empty(()), np.empty((), bool)
     numbers = ("norm", "coefficient", "scale", "max_norm")
-    known: dict[str, Any] = dict.fromkeys((*numbers, "found_inf", "limit"), one)
-    known |= {"factors": np.empty(3), "faults": np.empty(2), "states": np.empty((2, 6))}
-    known |= dict.fromkeys(("state", "next_state"), np.empty(6)) | {"parts": np.empty((1, 3))}
-    known["verdict"] = flag
-    known |= dict.fromkeys(("eps", "decay", "digest"), 0.0) | {"zero_nonfinite": False}
-    known |= {"clip_value": 1.0, "threshold": 2.0, "warmup": 1, "clips": True}
+    values: dict[str, Any] = dict.fromkeys((*numbers, "found_inf", "limit"), one)
+    values |= {"factors": np.empty(3), "faults": np.empty(2), "states": np.empty((2, 6))}
+    values |= dict.fromkeys(("state", "next_state"), np.empty(6)) | {"parts": np.empty((1, 3))}
+    values["verdict"] = flag
+    values |= dict.fromkeys(("eps", "decay", "digest"), 0.0) | {"zero_nonfinite": False}
+    values |= {"clip_value": 1.0, "threshold": 2.0, "warmup": 1, "clips": True}
     orders = _ORDERS if "norm_type" in kind.fields else (2.0,)
     narrow = dtypes - {"float64"} if kind is ExactSums else dtypes
     lists_of = [grads for names in _mixtures(narrow) for grads in _two_lists(*names)]
@@ -257,7 +257,7 @@ def _lists(kind: type[Record], dtypes: Set[str]) -> Fields:
         own = {"norms": np.empty(len(grads)), "axes": ((0,),) * len(grads), "mean": False}
         own |= {"rows": (0,) * len(grads), "sums": np.empty((1, DIGITS + 1))}
         lists = dict.fromkeys(("grads", "outs", "new", "old"), grads)
-        call = known | lists | own | {"norm_type": order, "fresh": True}
+        call = values | lists | own | {"norm_type": order, "fresh": True}
         yield call
         if kind is GradNorm:
             yield call | {"per_tensor": True, "norm": own["norms"], "found_inf": own["norms"]}

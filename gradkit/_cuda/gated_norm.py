@@ -126,18 +126,18 @@ class _GatedLaunches(RowLaunches):
 
     def _kernel(self, name: str, variant: Variant) -> LoadedKernel:
         packs = self._packs(name)
-        held = self.width <= _THREADS * packs * self.vector
+        in_registers = self.width <= _THREADS * packs * self.vector
         macros = norm_macros(self.types, self.vector)
-        macros |= {"BEFORE": int(self.before), "CHUNKS": packs if held else 0}
+        macros |= {"BEFORE": int(self.before), "CHUNKS": packs if in_registers else 0}
         if variant.piece:
             macros["PIECE"] = variant.piece
         return kernel(self.device, name, name, **macros)
 
     def _launch(self, name: str) -> Launch:
-        found = self._kernel(name, PLAIN)
+        loaded = self._kernel(name, PLAIN)
         packs = -(-self.width // (self._packs(name) * self.vector))
-        blocks = row_blocks(found, self.rows, packs, _THREADS)
-        return Launch(found, (blocks.count,), blocks.block)
+        blocks = row_blocks(loaded, self.rows, packs, _THREADS)
+        return Launch(loaded, (blocks.count,), blocks.block)
 
     @cached_property
     def _blocks(self) -> int:

@@ -57,8 +57,8 @@ class HeldGroups(Launches):
         if not run:
             return None
         macros = norm_macros(types, whole, RUN=run)
-        found = kernel(device, cls._FILE, cls._KERNEL, **macros)
-        resident = found.resident(math.prod(block), size) * device.multiprocessors
+        loaded = kernel(device, cls._FILE, cls._KERNEL, **macros)
+        resident = loaded.resident(math.prod(block), size) * device.multiprocessors
         grid = (min(columns.count // width, resident),)
         columns = replace(columns, vector=whole)
         accumulator = dtype_named(accumulation_name(types[0]))

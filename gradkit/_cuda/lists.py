@@ -58,11 +58,11 @@ class Lists(OnDevice):
 
     def join_ranks(self, call: records.JoinRanks) -> None:
         """The norm of all ranks' gradients, unless one failed; and what a clip is to use."""
-        said = np.uint32(len(call.states)), np.float64(call.digest), np.float64(call.norm_type)
+        expected = np.uint32(len(call.states)), np.float64(call.digest), np.float64(call.norm_type)
         numbers = (*either(call.scale), *either(call.max_norm), FLAGS[call.fresh])
         outs = call.norm, call.found_inf, call.faults, call.factors
         rows = contiguous(self.device, call.states)
-        self._of_ranks("join_ranks", call.norm_type, rows, *said, *numbers, *outs)
+        self._of_ranks("join_ranks", call.norm_type, rows, *expected, *numbers, *outs)
 
     def _of_ranks(self, name: str, norm_type: float, *arguments: Any) -> None:
         """Launch one of norm_of_ranks.cu's kernels of one thread."""

@@ -122,8 +122,8 @@ class _ForwardLaunches(RowLaunches):
             added = residual is not None
             variant, layout = self.starts.strided(each, vector, scale_offset, added=added)
             self._variant(variant)(*read, layout, further, total)
-        for out, made in zip(outs, (y, total, mean, inv_std), strict=True):
-            copy_back(out, made)
+        for out, result in zip(outs, (y, total, mean, inv_std), strict=True):
+            copy_back(out, result)
 
     def invert(self, call: LayerNormInverse) -> None:
         """Launch the inverse on the arrays, or on copies of them."""
@@ -152,19 +152,19 @@ class _ForwardLaunches(RowLaunches):
     @cached_property
     def _inverse(self) -> Launch:
         macros = norm_macros(self.types, self.vector)
-        found = kernel(self.device, "layer_norm_inverse", "layer_norm_inverse", **macros)
+        loaded = kernel(self.device, "layer_norm_inverse", "layer_norm_inverse", **macros)
         packs = -(-self.width // self.vector)
-        blocks = row_blocks(found, self.rows, packs, _INVERSE_THREADS)
+        blocks = row_blocks(loaded, self.rows, packs, _INVERSE_THREADS)
         along = -(-self.width // (blocks.threads * self.vector))
-        resident = found.resident(math.prod(blocks.block)) * self.device.multiprocessors
+        resident = loaded.resident(math.prod(blocks.block)) * self.device.multiprocessors
         short = max(1, -(-resident // blocks.count))
-        return Launch(found, (blocks.count, min(along, short)), blocks.block)
+        return Launch(loaded, (blocks.count, min(along, short)), blocks.block)
 
     def _variant(self, variant: Variant) -> Launch:
-        found = self._variants.get(variant)
-        if found is None:
-            found = self._variants[variant] = self._launch(variant)
-        return found
+        launch = self._variants.get(variant)
+        if launch is None:
+            launch = self._variants[variant] = self._launch(variant)
+        return launch
 
     def _launch(self, variant: Variant) -> Launch:
         packs = -(-self.width // self.vector)
@@ -177,9 +177,9 @@ class _ForwardLaunches(RowLaunches):
         )
         if chunks and packs > _FORWARD_THREADS:
             macros |= {"CLUSTERED": 1}
-            found = kernel(self.device, "layer_norm", "layer_norm", **macros, **variant.macros)
-            clusters = row_clusters(found, self.rows, packs, self.samples)
-            return Launch(found, (clusters.count * CLUSTER, 1, self.samples), clusters.block)
-        found = kernel(self.device, "layer_norm", "layer_norm", **macros, **variant.macros)
-        blocks = row_blocks(found, self.rows, packs, _FORWARD_THREADS, samples=self.samples)
-        return Launch(found, (blocks.count, 1, self.samples), blocks.block)
+            loaded = kernel(self.device, "layer_norm", "layer_norm", **macros, **variant.macros)
+            clusters = row_clusters(loaded, self.rows, packs, self.samples)
+            return Launch(loaded, (clusters.count * CLUSTER, 1, self.samples), clusters.block)
+        loaded = kernel(self.device, "layer_norm", "layer_norm", **macros, **variant.macros)
+        blocks = row_blocks(loaded, self.rows, packs, _FORWARD_THREADS, samples=self.samples)
+        return Launch(loaded, (blocks.count, 1, self.samples), blocks.block)

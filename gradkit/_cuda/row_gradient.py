@@ -170,8 +170,8 @@ class GradientLaunches(RowLaunches):
             )
             further = layout, ds
         self._launch(variant, inputs, written, *further)
-        for out, made in zip(outputs, written, strict=True):
-            copy_back(out, made)
+        for out, result in zip(outputs, written, strict=True):
+            copy_back(out, result)
 
     def _scratch_like(self, source: Any) -> Any:
         """Memory for a dx that nobody reads."""
@@ -215,8 +215,8 @@ class GradientLaunches(RowLaunches):
         """The kernel of a variant on the grid of the plain one, so that sums have its bits."""
         launch = self._variants.get(variant)
         if launch is None:
-            found, shared = self._one_visit_kernel(variant)
-            launch = self._variants[variant] = self._one_visit.of(found, shared)
+            loaded, shared = self._one_visit_kernel(variant)
+            launch = self._variants[variant] = self._one_visit.of(loaded, shared)
         return launch
 
     def _two_visits_of(self, variant: Variant) -> tuple[Launch, Launch]:
@@ -265,18 +265,18 @@ class GradientLaunches(RowLaunches):
         if plan.blocks > 1:
             return self._by_clusters(plan)
         packs = plan.threads if plan.shared else -(-self.packs // plan.chunks)
-        found, shared = self._one_visit_kernel(self.plain)
-        blocks = row_blocks(found, self.rows, packs, _LONGEST, shared, self.samples)
+        loaded, shared = self._one_visit_kernel(self.plain)
+        blocks = row_blocks(loaded, self.rows, packs, _LONGEST, shared, self.samples)
         count = self._fewer(blocks.count) if self.has_sums else blocks.count
-        return Launch(found, (count, 1, self.samples), blocks.block, shared)
+        return Launch(loaded, (count, 1, self.samples), blocks.block, shared)
 
     def _by_clusters(self, plan: RowPlan) -> Launch:
         """The same of a cluster of blocks."""
-        found, _ = self._one_visit_kernel(PLAIN)
+        loaded, _ = self._one_visit_kernel(PLAIN)
         packs = -(-self.width // (plan.chunks * self.vector))
-        clusters = row_clusters(found, self.rows, packs, self.samples)
+        clusters = row_clusters(loaded, self.rows, packs, self.samples)
         count = self._fewer(clusters.count) if self.has_sums else clusters.count
-        return Launch(found, (count * CLUSTER, 1, self.samples), clusters.block)
+        return Launch(loaded, (count * CLUSTER, 1, self.samples), clusters.block)
 
     def _one_visit_kernel(self, variant: Variant) -> tuple[LoadedKernel, int]:
         """The kernel, and the bytes of shared memory that it takes."""
@@ -301,15 +301,15 @@ class GradientLaunches(RowLaunches):
         parts = min(tiles, max(1, -(-sms // (self.rows * self.samples))), 32)
         sums, resident = self._wide("row_sums_of_gradient")
         sum_rows = Launch(sums, (min(self.rows, resident), parts, self.samples), block)
-        found, resident = self._wide("apply_gradient")
+        loaded, resident = self._wide("apply_gradient")
         count = min(self.rows, max(1, resident // (tiles * self.samples)))
         count = self._fewer(count) if self.has_sums else count
-        return sum_rows, Launch(found, (tiles, count, self.samples), block)
+        return sum_rows, Launch(loaded, (tiles, count, self.samples), block)
 
     def _wide(self, name: str) -> tuple[LoadedKernel, int]:
         """A kernel of two visits, and how many of its blocks the device holds at once."""
-        found = self._wide_kernel(name, PLAIN)
-        return found, found.resident(_WIDE_THREADS) * self.device.multiprocessors
+        loaded = self._wide_kernel(name, PLAIN)
+        return loaded, loaded.resident(_WIDE_THREADS) * self.device.multiprocessors
 
     def _wide_kernel(self, name: str, variant: Variant) -> LoadedKernel:
         macros = self._macros | variant.macros

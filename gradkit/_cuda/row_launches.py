@@ -106,6 +106,6 @@ class RowLaunches:
 def _vector_of(name: str, width: int, odd_columns: int) -> int:
     """Largest vector that divides the width; odd 16-bit rows, if long enough, use whole packs."""
     itemsize = dtype_named(name).itemsize
-    found, whole = vector_of(itemsize, width), VECTOR_BYTES // itemsize
-    odd = found == 1 and itemsize == 2 and 2 * whole + 2 <= width // whole and width <= odd_columns
-    return whole if odd else found
+    vector, whole = vector_of(itemsize, width), VECTOR_BYTES // itemsize
+    odd = vector == 1 and itemsize == 2 and 2 * whole + 2 <= width // whole and width <= odd_columns
+    return whole if odd else vector

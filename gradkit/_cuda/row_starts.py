@@ -74,7 +74,7 @@ class RowStarts:
         self._axis = axis
         # By which arrays begin between elements, which hardly any do: those that can be reached.
         self._near: dict[tuple[bool, ...], list[bool]] = {}
-        self._found: dict[tuple[int, Strides], Strided] = {}
+        self._strided: dict[tuple[int, Strides], Strided] = {}
 
     def reachable(
         self, device: Device, read: Sequence[Array | None], written: Sequence[Array | None]
@@ -89,12 +89,12 @@ class RowStarts:
             near = self._near[odd] = self._find(every, odd)
         return (
             [
-                array if kept or array is None else copied(device, array)
-                for array, kept in zip(read, near, strict=False)
+                array if is_near or array is None else copied(device, array)
+                for array, is_near in zip(read, near, strict=False)
             ],
             [
-                array if kept or array is None else scratch(device, array.shape, array.dtype)
-                for array, kept in zip(written, near[len(read) :], strict=True)
+                array if is_near or array is None else scratch(device, array.shape, array.dtype)
+                for array, is_near in zip(written, near[len(read) :], strict=True)
             ],
         )
 
@@ -107,13 +107,13 @@ class RowStarts:
         first = next(array for array in arrays if array is not None)
         strides = tuple(
             array.strides
-            for array, kept in zip(arrays, near, strict=True)
-            if kept and array is not None
+            for array, is_near in zip(arrays, near, strict=True)
+            if is_near and array is not None
         )
         if _steps(first.shape, self._axis, first.itemsize, strides) is None:
             near = [
-                kept and (array is None or array.flags.c_contiguous)
-                for array, kept in zip(arrays, near, strict=True)
+                is_near and (array is None or array.flags.c_contiguous)
+                for array, is_near in zip(arrays, near, strict=True)
             ]
         return near
 
@@ -136,8 +136,8 @@ class RowStarts:
                 places |= address_of(array)
         strides = tuple(None if array is None else array.strides for array in arrays)
         key = places % VECTOR_BYTES, strides
-        found = self._found.get(key)
-        if found is None:
+        strided = self._strided.get(key)
+        if strided is None:
             first = next(array for array in arrays if array is not None)
             counted = _steps(first.shape, self._axis, first.itemsize, strides)
             assert counted is not None  # the arrays are reachable
@@ -145,8 +145,8 @@ class RowStarts:
             starts = key[0] // first.itemsize, *(step for own in steps for step in own)
             between = odd or any(start % vector for start in starts)
             variant = Variant(strided=True, added=added, piece=int(between), odd=odd)
-            found = self._found[key] = Strided(variant, _layout(sizes, steps, scale_offset))
-        return found
+            strided = self._strided[key] = Strided(variant, _layout(sizes, steps, scale_offset))
+        return strided
 
 
 def _layout(sizes: Shape, steps: list[Shape], scale_offset: float) -> np.ndarray[Any, Any]:

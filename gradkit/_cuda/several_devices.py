@@ -187,8 +187,8 @@ class SeveralDevices(CudaBackend):
         parts = scratch(self.device, (rows, PART), _FLOAT64)
         every = records.NormParts(grads=call.grads, norm_type=order, parts=parts, copies=copies)
         for k, (backend, own) in enumerate(self._everywhere(call.grads)):
-            with self._written(backend, [parts[k : k + 1]]) as [made]:
-                backend.norm_parts(self._part(every, backend, own).replaced(parts=made))
+            with self._written(backend, [parts[k : k + 1]]) as [row]:
+                backend.norm_parts(self._part(every, backend, own).replaced(parts=row))
         return NormPartials(self._plans(call.grads)[0].table, order, parts, rows)
 
     def _each(self, name: str, call: Any, *results: str) -> None:
@@ -198,9 +198,9 @@ class SeveralDevices(CudaBackend):
         order: list[int] = []
         for backend, own in self._everywhere(call.grads):
             mine = slice(len(order), len(order) + len(own.positions))
-            with self._written(backend, [array[mine] for array in gathered]) as made:
+            with self._written(backend, [array[mine] for array in gathered]) as targets:
                 part = self._part(call, backend, own)
-                getattr(backend, name)(part.replaced(**dict(zip(outs, made, strict=True))))
+                getattr(backend, name)(part.replaced(**dict(zip(outs, targets, strict=True))))
             order += own.positions
         places = np.argsort(order)
         for out, array in zip(outs.values(), gathered, strict=True):

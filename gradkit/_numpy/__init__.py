@@ -43,7 +43,7 @@ def as_float64(value: Any) -> Array:
     return np.asarray(value, np.float64)
 
 
-def taken(array: Array, places: Array) -> Array:
+def take(array: Array, places: Array) -> Array:
     """A vector's elements at these places."""
     return array[places]
 

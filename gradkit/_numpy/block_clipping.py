@@ -30,7 +30,7 @@ def clip_units(call: ClipUnits) -> None:
     start = 0
     with whole():
         for grad, out, unit_axes in zip(call.grads, call.outs, call.axes, strict=True):
-            units = kept_shape(grad.shape, unit_axes)
+            units = shape_of_units(grad.shape, unit_axes)
             factor = factors[start : start + math.prod(units)].reshape(units)
             start += factor.size
             for index, at in _blocks(grad.shape, unit_axes):
@@ -47,13 +47,13 @@ def unit_factors(call: ClipUnits) -> Array:
     return np.where(~np.isfinite(call.norms) & call.zero_nonfinite, -1.0, factors)
 
 
-def kept_shape(shape: Shape, unit_axes: Shape) -> Shape:
+def shape_of_units(shape: Shape, unit_axes: Shape) -> Shape:
     """The shape of an array's units, with a 1 in each axis that they extend along."""
     return tuple(1 if axis in unit_axes else length for axis, length in enumerate(shape))
 
 
 def _norms(grad: Array, unit_axes: Shape, norm_type: float, *, mean: bool) -> Array:
-    units = kept_shape(grad.shape, unit_axes)
+    units = shape_of_units(grad.shape, unit_axes)
     largest, totals = np.zeros(units), np.zeros(units)
     for index, at in _blocks(grad.shape, unit_axes):
         maxima = magnitudes(grad[index]).max(axis=unit_axes, keepdims=True)

@@ -67,13 +67,13 @@ def adamw_update(call: AdamwUpdate) -> None:
     number = next_step(call.step)
     numbers = adamw_numbers(call, number)
     with whole():
-        for put, param, grad, moment, variance in _parts(call, call.moments, call.variances):
+        for write, param, grad, moment, variance in _parts(call, call.moments, call.variances):
             by = AdamwNumbers(*map(param.dtype.type, numbers))
             g = grad * by.scale
             m = moment + (g - moment) * by.moment_share
             v = variance * by.variance_kept + g * g * by.variance_share
             change = m / (np.sqrt(v) * by.root + by.eps) * by.rate
-            put(param - (change + param * by.decay if by.decay else change), m, v)
+            write(param - (change + param * by.decay if by.decay else change), m, v)
         count(call.step, number)
 
 
@@ -83,7 +83,7 @@ def sgd_update(call: SgdUpdate) -> None:
         return
     numbers = float(call.lr), float(call.scale), call.momentum, call.weight_decay
     with whole():
-        for put, param, grad, *momenta in _parts(call, *filter(None, [call.momenta])):
+        for write, param, grad, *momenta in _parts(call, *filter(None, [call.momenta])):
             lr, scale, momentum, decay = map(param.dtype.type, numbers)
             change = grad * scale
             if decay:
@@ -91,7 +91,7 @@ def sgd_update(call: SgdUpdate) -> None:
             moved = [momentum_block * momentum + change for momentum_block in momenta]
             if moved:
                 change = change + moved[0] * momentum if call.nesterov else moved[0]
-            put(param - change * lr, *moved)
+            write(param - change * lr, *moved)
 
 
 def _parts(call: AdamwUpdate | SgdUpdate, *states: Sequence[Array]) -> Iterator[Any]:
@@ -102,11 +102,14 @@ def _parts(call: AdamwUpdate | SgdUpdate, *states: Sequence[Array]) -> Iterator[
         wide = np.dtype(accumulation_name(arrays[0].dtype.name))
         for index in blocks(arrays[0].shape, BLOCK // 4):
             parts = [part(array, index) for array in arrays]
-            yield _Put(key, counter, [parts[0], *parts[2:]]), *(each.astype(wide) for each in parts)
+            yield (
+                _Writer(key, counter, [parts[0], *parts[2:]]),
+                *(each.astype(wide) for each in parts),
+            )
             counter += parts[0].size
 
 
-class _Put(NamedTuple):
+class _Writer(NamedTuple):
     """Writes a parameter, rounded by random bits if there is a key, and states."""
 
     key: int | None

@@ -82,18 +82,18 @@ class Arguments:
                 self.numbers.append((label, value))
             return checks.real(value, label)
         framework = known_framework(value, label)
-        seen = view_of(framework, value, label)
-        checks.shape(seen, (), label, _ONE)
+        array = view_of(framework, value, label)
+        checks.shape(array, (), label, _ONE)
         first_label, first = self.first()
-        dtype = floating(seen, label, framework)
+        dtype = floating(array, label, framework)
         if first is None:  # nothing to compute on: the number's device does not matter
             return float(values_of(value, label))
-        if _on_host(seen) and not (framework is self.framework and _on_host(first)):
-            return checks.real(seen, label)
+        if _on_host(array) and not (framework is self.framework and _on_host(first)):
+            return checks.real(array, label)
         if framework is not self.framework:
             refuse_mixture(label, framework, first_label, self.framework)
-        view = self.near(seen, label)
-        self.numbers.append((label, seen))
+        view = self.near(array, label)
+        self.numbers.append((label, array))
         return view if dtype == "float64" else self.backend.as_float64(view)
 
     def factor(self, value: Any, label: str) -> Number:
@@ -118,8 +118,8 @@ class Arguments:
             raise TypeError(f"{label} must be a bool or a bool array, not {kind}")
         view = self.argument(value, label)
         if view.dtype != bool or view.size != 1:
-            said = f"{label} has dtype {view.dtype} and shape {view.shape}"
-            raise TypeError(f"{said}; expected one bool")
+            problem = f"{label} has dtype {view.dtype} and shape {view.shape}"
+            raise TypeError(f"{problem}; expected one bool")
         return view
 
     def limit(self, value: Any, label: str) -> Number:

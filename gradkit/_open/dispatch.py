@@ -357,7 +357,7 @@ class Opened(Arguments):
             if len(kinds) == 1 and framework.computes_on(type(self.like)):
                 views = arguments
             elif not call.in_place:
-                views = self._seen(arguments)
+                views = self._views_at_once(arguments)
                 library = None if views is None else framework_for(type(views[0]))
         if views is None or library is None or not _on_one_device(library, views):
             views = self._views_by_name(arguments)
@@ -367,7 +367,7 @@ class Opened(Arguments):
         call.__dict__.update(zip(call.array_names, views, strict=True))
         return tuple(views)
 
-    def _seen(self, arguments: tuple[Any, ...]) -> Sequence[Array | None] | None:
+    def _views_at_once(self, arguments: tuple[Any, ...]) -> Sequence[Array | None] | None:
         """Views of arrays of one library, unless one of them has none."""
         view, detach = self.framework.view, self.call.detaches
         try:
@@ -456,13 +456,13 @@ def _on_one_device(library: Framework, views: Sequence[Array | None]) -> bool:
 
 
 def _signature(
-    call: Call, backend: Backend | None, arrays: Sequence[Array | None], seen: Any = None
+    call: Call, backend: Backend | None, arrays: Sequence[Array | None], layouts: Any = None
 ) -> tuple[Any, ...]:
-    """All that a plan depends on. ``seen``: what a library says of its arrays, if it does."""
-    if seen is None:
-        seen = tuple([None if a is None else (a.shape, a.dtype, a.strides) for a in arrays])
+    """All that a plan depends on. ``layouts``: what a library says of its arrays, if it does."""
+    if layouts is None:
+        layouts = tuple([None if a is None else (a.shape, a.dtype, a.strides) for a in arrays])
     options = call.options(call)
-    return (backend, seen, *options, *map(type, options))
+    return (backend, layouts, *options, *map(type, options))
 
 
 def _decide(call: Call, outs: Sequence[Array | None]) -> Plan:

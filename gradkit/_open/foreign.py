@@ -115,12 +115,12 @@ def _answer(function: Function, args: Sequence[Any], kwargs: Iterable[str]) -> s
     parameters = inspect.signature(function).parameters
     for name in kwargs:
         if name in _INSTEAD and name not in parameters:
-            said = _INSTEAD[name]
-            if not isinstance(said, str):  # by what the function takes
-                said = next(
-                    s for argument, s in said.items() if not argument or argument in parameters
+            advice = _INSTEAD[name]
+            if not isinstance(advice, str):  # by what the function takes
+                advice = next(
+                    s for argument, s in advice.items() if not argument or argument in parameters
                 )
-            return f"has no argument {name!r}; {said}"
+            return f"has no argument {name!r}; {advice}"
     kinds = [parameter.kind for parameter in parameters.values()]
     first = [*parameters][: kinds.index(_BY_NAME) if _BY_NAME in kinds else None]
     if "axis" in parameters and parameters.keys() & {"x", "y"}:  # a norm, of rows
@@ -152,12 +152,12 @@ def tell(error: Exception, library: Framework | None, names: Mapping[str, str] =
 
     ``names``: arguments that the function called has under other names.
     """
-    said = text = str(error)
+    original = text = str(error)
     for name, instead in names.items():
         text = re.sub(rf"\b{name}\b", instead, text)
     if library is not None:
         text = library.in_its_words(text)
-    if text != said:
+    if text != original:
         error.args = (text,)
     shorten(error)
 

@@ -153,13 +153,13 @@ class Gradients(Arguments):
         """The expression that reaches each gradient: ``grads['layer1'][0]``."""
         return trees.names(self.tree, self._label)
 
-    def each(self, said: Any, label: str) -> Iterator[Any]:
+    def each(self, values: Any, label: str) -> Iterator[Any]:
         """Values for each, from a function of name and array or from a container like theirs."""
-        if callable(said):
-            return map(said, trees.dotted_names(self.tree, self._label), self.arrays)
-        if not isinstance(said, (Mapping, list)):
-            return repeat(said, len(self.arrays))
-        return iter(trees.spread(said, self.tree, label, self._label))
+        if callable(values):
+            return map(values, trees.dotted_names(self.tree, self._label), self.arrays)
+        if not isinstance(values, (Mapping, list)):
+            return repeat(values, len(self.arrays))
+        return iter(trees.spread(values, self.tree, label, self._label))
 
     def named(self) -> Iterator[tuple[str, Array]]:
         """Each gradient's name and view."""

@@ -9,14 +9,14 @@ from gradkit._open import trees
 from gradkit._open.gradients import Gradients
 
 
-def at_random(into: Gradients, asked: Any, compensation: Any = None) -> dict[str, Any]:
+def at_random(into: Gradients, settings: Any, compensation: Any = None) -> dict[str, Any]:
     """The fields of a backend's record that say how to round at random; none if to nearest.
 
-    ``asked``: the rounding, the seed and the offsets, or ``None``.
+    ``settings``: the rounding, the seed and the offsets, or ``None``.
     """
-    if asked is None:
+    if settings is None:
         return {}
-    rounding, seed, offsets = asked
+    rounding, seed, offsets = settings
     if checks.choice(rounding, "rounding", ("nearest", "stochastic")) == "nearest":
         return {}
     if compensation is not None:

@@ -27,8 +27,8 @@ def replicas_in(tree: Any) -> Any:
     if isinstance(tree, Parts):
         return tree.replicas
     if isinstance(tree, Mapping):
-        said = {key: replicas_in(branch) for key, branch in tree.items()}
-        return said if any(each != 1 for each in said.values()) else 1
+        branches = {key: replicas_in(branch) for key, branch in tree.items()}
+        return branches if any(each != 1 for each in branches.values()) else 1
     if isinstance(tree, (list, tuple)):
         below = [replicas_in(branch) for branch in tree]
         return below if any(each != 1 for each in below) else 1

@@ -124,19 +124,19 @@ def spread(prefix: Any, tree: Any, label: str, other: str) -> Iterator[Any]:
     if is_array(tree):
         raise ValueError(f"{label} is a {type(prefix).__name__}, but {other} is an array")
     branches = dict(_branches(tree))
-    said = dict(_branches(prefix))
-    if isinstance(tree, Mapping) != isinstance(prefix, Mapping) or branches.keys() != said.keys():
+    values = dict(_branches(prefix))
+    if isinstance(tree, Mapping) != isinstance(prefix, Mapping) or branches.keys() != values.keys():
         raise ValueError(
             f"{label} has {_summary(prefix)}, but {other} has {_summary(tree)}; dicts and lists "
             "must be like the containers that they are for"
         )
-    kinds = set(map(type, said.values()))
+    kinds = set(map(type, values.values()))
     if _is_flat(tree) and not any(issubclass(kind, (Mapping, list)) for kind in kinds):
-        yield from map(said.__getitem__, branches)
+        yield from map(values.__getitem__, branches)
         return
     for key, branch in branches.items():
         names = (expression(name, (key,)) for name in (label, other))
-        yield from spread(said[key], branch, *names)
+        yield from spread(values[key], branch, *names)
 
 
 def partners(tree: Any, other: Any, label: str, other_label: str) -> Iterator[tuple[str, Any]]:
@@ -187,8 +187,8 @@ def check_structure(names: Iterable[str], wanted: Iterable[str], label: str, oth
     """Raise unless the names of two trees' leaves are the same, after their labels."""
     for leaf, name in zip_longest(names, wanted):
         if None in (leaf, name) or leaf.removeprefix(label) != name.removeprefix(other):
-            said = f"{label} must have the same structure as {other}"
-            raise ValueError(f"{said}; {name or leaf} has no counterpart")
+            message = f"{label} must have the same structure as {other}"
+            raise ValueError(f"{message}; {name or leaf} has no counterpart")
 
 
 def _is_flat(tree: Any) -> bool:

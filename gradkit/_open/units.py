@@ -163,35 +163,37 @@ def clip_each(
 def units_along(group: Gradients, axis: Axis) -> UnitShapes:
     """Return the units of each gradient for the caller's axis."""
     group.refuse_shards("their blocks lie on several ranks")
-    asked, shapes = tuple(group.each(axis, "axis")), tuple(group.shapes())
-    kinds = {*map(type, asked)}
+    axes, shapes = tuple(group.each(axis, "axis")), tuple(group.shapes())
+    kinds = {*map(type, axes)}
     if tuple in kinds:
-        kinds = {type(n) for one in asked for n in (one if type(one) is tuple else (one,))}
+        kinds = {type(n) for one in axes for n in (one if type(one) is tuple else (one,))}
     if kinds <= _PLAIN:  # True is 1 to a cache
         with suppress(TypeError, ValueError):
-            return _known_units(asked, shapes, ("",) * len(asked))
-    return _units_of(asked, shapes, tuple(group.names()))
+            return _cached_units(axes, shapes, ("",) * len(axes))
+    return _units_of(axes, shapes, tuple(group.names()))
 
 
-def _units_of(asked: Sequence[Along], every: Sequence[Shape], names: Sequence[str]) -> UnitShapes:
+def _units_of(
+    axis_of_each: Sequence[Along], every: Sequence[Shape], names: Sequence[str]
+) -> UnitShapes:
     """The same of gradients of these shapes and names."""
     axes, shapes = [], []
-    for one, shape, name in zip(asked, every, names, strict=True):
+    for one, shape, name in zip(axis_of_each, every, names, strict=True):
         along = _along(one, len(shape), name)
         axes.append(along)
         shapes.append(tuple(n for k, n in enumerate(shape) if k not in along))
     return UnitShapes(tuple(axes), shapes)
 
 
-_known_units = lru_cache(maxsize=64)(_units_of)
+_cached_units = lru_cache(maxsize=64)(_units_of)
 
 
-def _along(asked: Along, ndim: int, name: str) -> tuple[int, ...]:
+def _along(axis: Along, ndim: int, name: str) -> tuple[int, ...]:
     label = f"axis for {name}"
     every = tuple(range(ndim))
-    if asked is None:
+    if axis is None:
         return every
-    axes = tuple(asked) if isinstance(asked, Iterable) else (asked,)
+    axes = tuple(axis) if isinstance(axis, Iterable) else (axis,)
     for one in axes:
         checks.integer(one, label)
     if ndim < 2:
@@ -242,7 +244,7 @@ def adaptive_limits(
     return UnitLimits(ratio, Norm(norms), least, named)
 
 
-def given_limits(group: Gradients, units: UnitShapes, *, max_norm: Any) -> UnitLimits:
+def limits_of(group: Gradients, units: UnitShapes, *, max_norm: Any) -> UnitLimits:
     """The caller's limit for all units, or one for each."""
     if callable(max_norm) or isinstance(max_norm, (Mapping, list)):
         return limits_of_each(group, units, group.each(max_norm, "max_norm"))
@@ -259,9 +261,9 @@ def given_limits(group: Gradients, units: UnitShapes, *, max_norm: Any) -> UnitL
     return UnitLimits(1.0, Norm(limits), -math.inf)
 
 
-def limits_of_each(group: Gradients, units: UnitShapes, said: Iterable[Any]) -> UnitLimits:
+def limits_of_each(group: Gradients, units: UnitShapes, values: Iterable[Any]) -> UnitLimits:
     """The limits of units, from one for each gradient: numbers, of which some may be in arrays."""
-    pairs = zip(said, group.names(), strict=True)
+    pairs = zip(values, group.names(), strict=True)
     each = [group.limit(one, f"max_norm for {name}") for one, name in pairs]
     ends = [*accumulate(map(math.prod, units.shapes), initial=0)]
     on_host = [limit if isinstance(limit, float) else 0.0 for limit in each]

@@ -99,10 +99,10 @@ def _gathered(
     """Every rank's two numbers a channel, and how many elements a channel has there."""
     axis = call.channel_axis
     state = np.append(backend.read(numbers), float(channels.elements(call.x, axis)))
-    return collective.gather(f"{name}({_said(call)}) of {call.x.shape[axis]} channels", state)
+    return collective.gather(f"{name}({_call_text(call)}) of {call.x.shape[axis]} channels", state)
 
 
-def _said(call: _Norm) -> str:
+def _call_text(call: _Norm) -> str:
     """The arrays and numbers of a call as text: ranks agree on all but their own."""
     numbers = [name for name in (*call.numbers, *call.passing) if name not in _OWN]
     arrays = [name for name in sorted(call.optional) if getattr(call, name) is not None]

@@ -20,7 +20,7 @@ from gradkit._open.units import (
     UnitRule,
     UnitShapes,
     clip_each,
-    given_limits,
+    limits_of,
     limits_of_each,
     units_along,
 )
@@ -36,13 +36,13 @@ class Blocks:
     ``keys`` are those of ``norms``: over ranks the keys of all.
     """
 
-    def __init__(self, group: Gradients, said: Any, wanted: Wanted, ranks: Ranks):
-        if not (callable(said) or isinstance(said, (Mapping, list))):
+    def __init__(self, group: Gradients, blocks: Any, wanted: Wanted, ranks: Ranks):
+        if not (callable(blocks) or isinstance(blocks, (Mapping, list))):
             raise TypeError(
                 "blocks must be a function of a gradient's name and array, or a dict or list of "
-                f"keys like grads, not {type(said).__qualname__}"
+                f"keys like grads, not {type(blocks).__qualname__}"
             )
-        self.each = [*group.each(said, "blocks")]
+        self.each = [*group.each(blocks, "blocks")]
         for key, name in zip(self.each, group.names(), strict=True):
             if key is None or not isinstance(key, Hashable):
                 raise TypeError(f"blocks for {name} must be a key such as a string, not {key!r}")
@@ -61,7 +61,7 @@ class Blocks:
         backend, order, places = group.backend, rule.order, self._places()
         each = Norm(backend.empty(places.shape, FLOAT64))
         backend.grad_norm(GradNorm(grads=group.views, norm_type=order, norm=each, per_tensor=True))
-        together = backend.taken(each, np.argsort(places, kind="stable"))
+        together = backend.take(each, np.argsort(places, kind="stable"))
         ends = accumulate(np.bincount(places, minlength=len(self.keys)), initial=0)
         vectors = Views(together[slice(*run)] for run in pairwise(ends))
         norms = Norm(backend.empty((len(self.keys),), FLOAT64))
@@ -71,7 +71,7 @@ class Blocks:
     def clipped_by(self, group: Gradients, norms: Norm) -> tuple[Norm, Axes]:
         """Each gradient's block's norm, and all of its axes."""
         axes = tuple(tuple(range(len(shape))) for shape in group.shapes())
-        return Norm(group.backend.taken(norms, self._places())), axes
+        return Norm(group.backend.take(norms, self._places())), axes
 
     def returned(self, group: Gradients, norms: Results, out: Any) -> Any:  # noqa: ARG002
         """The norms by key."""
@@ -93,7 +93,7 @@ class Blocks:
         rows = np.array(backend.read(parts))
         dtypes = frozenset(float_of(view.dtype).name for view in group.views)
         compile_for(backend, "clip_units", dtypes)  # type: ignore[arg-type]  # can be hashed
-        call, owned = self._told(group), ownership_of(group, self._ranks)
+        call, owned = self._call_text(group), ownership_of(group, self._ranks)
         union, _ = agreed(self._ranks.collective, call, self.keys, owned)
         copies = copies_of(group, self._ranks)  # which ranks may not have known before
         if copies is not None and np.isfinite(order):
@@ -104,7 +104,7 @@ class Blocks:
         _numpy.norm_of_ranks(every, 1.0, order, norms, None)
         return Norm(backend.as_float64(norms))
 
-    def _told(self, group: Gradients) -> str:
+    def _call_text(self, group: Gradients) -> str:
         """The call, as all ranks must make it."""
 
         def number(limit: Any) -> float:
@@ -113,9 +113,9 @@ class Blocks:
 
         most = self.wanted.max_norm
         if not isinstance(most, Mapping):
-            return self.wanted.told(max_norm=number(most))
+            return self.wanted.as_text(max_norm=number(most))
         each = sorted((repr(key), number(limit)) for key, limit in most.items())
-        return self.wanted.told(max_norm=dict(each))  # type: ignore[arg-type]
+        return self.wanted.as_text(max_norm=dict(each))  # type: ignore[arg-type]
 
 
 class Cut(NamedTuple):
@@ -131,14 +131,14 @@ def clip_cut(
     grads: Any, max_norm: Any, rule: UnitRule, cut: Cut, outs: tuple[Any, Any], *, instead: str = ""
 ) -> tuple[Any, Any]:
     """``clip_each`` of units, or of blocks, whose norms come by key."""
-    function, axis, said, ranks = cut
-    if said is None:
+    function, axis, blocks, ranks = cut
+    if blocks is None:
         if not (ranks.collective.missing and ranks.replicas == 1):
             raise ValueError(
                 f"group and replicas go with blocks, and replicas is {ranks.replicas!r}; pass "
                 "blocks=lambda name, grad: name for a norm of each gradient"
             )
-        limits, units = partial(given_limits, max_norm=max_norm), partial(units_along, axis=axis)
+        limits, units = partial(limits_of, max_norm=max_norm), partial(units_along, axis=axis)
         return clip_each(grads, rule, units, limits, outs, instead=instead)
     if rule.mean or axis is not None:
         raise ValueError("axis and rms cut single gradients; leave them out with blocks")
@@ -147,7 +147,7 @@ def clip_cut(
     wanted = Wanted(function, Rule(rule.order, rule.eps, rule.policy), 1.0, max_norm=max_norm)
 
     def blocks_of(group: Gradients) -> Blocks:
-        return Blocks(group, said, wanted, ranks)
+        return Blocks(group, blocks, wanted, ranks)
 
     near = partial(beside, ranks, outs[1], None)
     return clip_each(grads, rule, blocks_of, _limits, outs, instead=instead, beside=near)
@@ -166,4 +166,4 @@ def _limits(group: Gradients, blocks: Blocks) -> UnitLimits:
             "max_norm must be a real number, or with blocks a dict of them by key, not "
             f"{type(most).__qualname__}"
         )
-    return given_limits(group, each, max_norm=most)
+    return limits_of(group, each, max_norm=most)

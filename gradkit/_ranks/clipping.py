@@ -26,28 +26,28 @@ class Clip(NamedTuple):
 
 
 def clip_all(
-    grads: Any, asked: Clip, ranks: Ranks, out: Any = None, *, instead: str = ""
+    grads: Any, options: Clip, ranks: Ranks, out: Any = None, *, instead: str = ""
 ) -> tuple[Any, Any]:
     """Clip gradients to ``out``, or in place; return what holds them, and the norm.
 
     ``instead``: what to do if they cannot be written in place; without it they never are.
     """
-    near = partial(beside, ranks, asked.norm_out, asked.found_inf)
-    several = asked.clip is None and asked.count is None
+    near = partial(beside, ranks, options.norm_out, options.found_inf)
+    several = options.clip is None and options.count is None
     gradients = Gradients(grads, instead=instead, beside=near, several=several)
     some, counts = (
-        None if said is None else _chosen(gradients, said, label)
-        for said, label in ((asked.clip, "clip"), (asked.count, "count"))
+        None if choice is None else _chosen(gradients, choice, label)
+        for choice, label in ((options.clip, "clip"), (options.count, "count"))
     )
     counted = gradients if counts is None else gradients.picked(counts)
     with gradients.on_stream():
-        wanted, flags = asked.wanted.of(gradients), flags_of(gradients, asked.found_inf, ())
+        wanted, flags = options.wanted.of(gradients), flags_of(gradients, options.found_inf, ())
         if not several:
             wanted = wanted._replace(choices=_Choices(gradients, ranks, some, counts))
         apart = flags.named() if flags else []
         clipped = None if instead else twins(gradients, out, apart=apart)
         further = () if clipped is None else apart_from(clipped)
-        norm = gradients.outputs(asked.norm_out, (NORM,), apart=chain(further, apart))
+        norm = gradients.outputs(options.norm_out, (NORM,), apart=chain(further, apart))
         factors = take_norm(counted, wanted, ranks, norm, flags)
         clip_by(
             gradients, factors, (gradients if clipped is None else clipped).views, wanted.rule, some
@@ -73,11 +73,11 @@ class _Choices(NamedTuple):
     def __str__(self) -> str:
         """The names of those that are not clipped, or do not count."""
         names = on_all(self.gradients, self.ranks)
-        said = ""
+        text = ""
         for label, chosen in (("clip", self.clip), ("count", self.count)):
-            left = sorted(filter(None, compress(names, map(not_, chosen or ()))))
-            said += f", {label} is False for {', '.join(left)}" if left else ""
-        return said
+            excluded = sorted(filter(None, compress(names, map(not_, chosen or ()))))
+            text += f", {label} is False for {', '.join(excluded)}" if excluded else ""
+        return text
 
 
 def clip_by(
@@ -100,12 +100,12 @@ def clip_by(
         call.clip_some(gradients.backend, some)
 
 
-def _chosen(gradients: Gradients, said: Any, label: str) -> list[bool]:
+def _chosen(gradients: Gradients, choice: Any, label: str) -> list[bool]:
     """Return a bool for each gradient: from a list, a container, or a function."""
-    flat = type(said) is list and gradients.is_flat and len(said) == len(gradients.arrays)
-    if flat and {bool}.issuperset(map(type, said)):
-        return said
-    each = [*gradients.each(said, label)]
+    flat = type(choice) is list and gradients.is_flat and len(choice) == len(gradients.arrays)
+    if flat and {bool}.issuperset(map(type, choice)):
+        return choice
+    each = [*gradients.each(choice, label)]
     if {bool}.issuperset(map(type, each)):
         return each
     names = gradients.names()

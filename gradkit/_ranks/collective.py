@@ -33,13 +33,13 @@ class Collective:
     or in one of a single rank, ``alone`` is true and nothing happens.
     """
 
-    __slots__ = ("_group", "_met", "alone", "on_device")
+    __slots__ = ("_exchanged", "_group", "alone", "on_device")
 
     def __init__(self, group: Group | None):
         self._group = None if group is None else _checked(group)
         self.alone = self._group is None or self._group.size == 1
         self.on_device = not self.alone and getattr(self._group, "on_device", False)
-        self._met = self.alone
+        self._exchanged = self.alone
 
     @property
     def size(self) -> int:
@@ -82,9 +82,9 @@ class Collective:
     def __exit__(
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or self._met:
+        if error is None or self._exchanged:
             return
-        self._met = True
+        self._exchanged = True
         header = np.zeros(STATE)
         header[0] = _FAILED
         try:
@@ -92,7 +92,7 @@ class Collective:
                 self.queue(header)
             else:
                 self.rows(header)
-                self.say(_said(error))
+                self.say(_error_text(error))
         except Exception as another:
             error.add_note(f"The other ranks could not be told of it: {another}")
 
@@ -108,13 +108,13 @@ class Collective:
         header[:2] = serial, digest_of(call, state.size)
         if fits:
             header[2 : 2 + state.size] = state
-        self._met = True
+        self._exchanged = True
         headers = self.rows(header)
         serials, calls = headers[:, 0], headers[:, 1]
         asks = serials == SET_UP
         like = calls[np.argmin(asks)] if serial == SET_UP else header[1]
         differ = (calls != like) & ~asks | ((serials == 0) != (serial == 0))
-        self._raise_if_apart(serials == _FAILED, differ, _told(call, state.size))
+        self._raise_if_apart(serials == _FAILED, differ, _call_text(call, state.size))
         if asks.any() or (serials != serials[0]).any():
             return np.empty((0, state.size))
         return headers[:, 2 : 2 + state.size] if fits else self.rows(state)
@@ -122,7 +122,7 @@ class Collective:
     def queue(self, state: Any) -> Any:
         """Every rank's numbers in device memory, where it is looked at whether all have met."""
         assert self._group is not None
-        self._met = True
+        self._exchanged = True
         return self._group.allgather(state)
 
     def check(self) -> None:
@@ -185,14 +185,14 @@ NOBODY = nullcontext(Collective(None))
 
 def digest_of(call: str, numbers: int) -> float:
     """A number that stands for a call and for how many numbers its ranks exchange."""
-    return float(zlib.crc32(_told(call, numbers).encode()))
+    return float(zlib.crc32(_call_text(call, numbers).encode()))
 
 
-def _told(call: str, numbers: int) -> str:
+def _call_text(call: str, numbers: int) -> str:
     return f"{call}, {numbers} numbers a rank"
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return the text of an error. Never fails: the others wait for it."""
     try:
         return f"{type(error).__name__}: {error}"

@@ -39,13 +39,13 @@ def check(grads: Any, ranks: Collective) -> None:
     if all(len(each) == 1 for each in bits.values()):
         return
     rows = every[owners == ranks.rank].tolist()
-    told = [
-        _told(part, digest, bits[name, signature][digest], ranks.rank)
+    texts = [
+        _copy_text(part, digest, bits[name, signature][digest], ranks.rank)
         for (part, _), (name, signature, digest) in zip(copies, rows, strict=True)
         if len(bits[name, signature]) > 1
     ]
-    said = {rank: text for rank, text in enumerate(ranks.say("; ".join(told))) if text}
-    raise RankError("copies of gradients differ in bits", said)
+    by_rank = {rank: text for rank, text in enumerate(ranks.say("; ".join(texts))) if text}
+    raise RankError("copies of gradients differ in bits", by_rank)
 
 
 def _copies_of(gradients: Gradients, owned: Ownership | None) -> Iterator[Copy]:
@@ -80,7 +80,7 @@ def _bits(view: Array | None) -> int:
     return int.from_bytes(digest.digest()) | 1
 
 
-def _told(part: Part, digest: int, alike: list[int], rank: int) -> str:
+def _copy_text(part: Part, digest: int, alike: list[int], rank: int) -> str:
     """Say with which ranks a copy agrees."""
     if digest == _NONE:
         return f"{part.name} is None"

@@ -9,7 +9,7 @@ from gradkit._backend import FLOAT64, Array
 from gradkit.errors import RankError
 
 # Meanings of the numbers in `faults`.
-_SAID = {
+_FAULTS = {
     1.0: "failed; its own error says why",
     2.0: "made another call",
     3.0: "passed another scale or max_norm",
@@ -68,6 +68,6 @@ def backend_on(device: int) -> Any:
 
 def raise_if_any(faults: np.ndarray[Any, Any]) -> None:
     """Raise an error that names the ranks at fault, if there are some."""
-    at_fault = {int(rank): _SAID[float(faults[rank])] for rank in np.flatnonzero(faults)}
+    at_fault = {int(rank): _FAULTS[float(faults[rank])] for rank in np.flatnonzero(faults)}
     if at_fault:
         raise RankError("a collective call failed; nothing was written on any rank", at_fault)

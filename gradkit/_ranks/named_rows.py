@@ -27,7 +27,7 @@ class _Union(NamedTuple):
     serial: int
 
 
-_known: dict[tuple[tuple[int, int], Names], _Union] = {}
+_cache: dict[tuple[tuple[int, int], Names], _Union] = {}
 
 
 def agreed(
@@ -62,10 +62,10 @@ def _serial(union: _Union | None, owned: Ownership | None) -> float:
 
 def _find(members: tuple[int, int], names: Names) -> _Union | None:
     """Return the last union for these names, or one that contains them."""
-    last = _known.get((members, names))
+    last = _cache.get((members, names))
     if last is not None:
         return last
-    for (others, _), union in reversed(_known.items()):
+    for (others, _), union in reversed(_cache.items()):
         if others == members and {*names} <= {*union.names}:
             return union
     return None
@@ -80,10 +80,10 @@ def _set_up(collective: Collective, members: tuple[int, int], names: Names) -> N
     texts = (every[owners == rank].tobytes() for rank in range(collective.size))
     union = tuple(dict.fromkeys(name for text in texts for name in json.loads(text)))
     digest = blake2b(json.dumps(union).encode(), digest_size=6).digest()
-    if len(_known) >= _MOST:
-        _known.clear()
-    _known.pop((members, names), None)  # the last one comes last
-    _known[members, names] = _Union(union, int.from_bytes(digest))
+    if len(_cache) >= _MOST:
+        _cache.clear()
+    _cache.pop((members, names), None)  # the last one comes last
+    _cache[members, names] = _Union(union, int.from_bytes(digest))
 
 
 def _letters(text: str) -> Any:

@@ -31,7 +31,7 @@ RUN_BY_NORMS = "grad_norm", "norm_parts", "rank_state", "join_ranks", "exact_sum
 _PART = 3  # numbers of a norm that ranks exchange: `NormParts`
 _PUBLIC = {"policy": "nonfinite"}  # how callers know a field
 # Fields that other texts cover: `per_tensor` tells how many numbers a call has.
-_TOLD = {"function", "rule", "order", "per_tensor", "then", "choices"}
+_LEFT_OUT = {"function", "rule", "order", "per_tensor", "then", "choices"}
 
 
 class Wanted(NamedTuple):
@@ -51,9 +51,9 @@ class Wanted(NamedTuple):
 
     def __str__(self) -> str:
         """Arguments that all ranks must share, but for numbers, which a device may have."""
-        return self.told(scale=1.0, max_norm=math.inf)
+        return self.as_text(scale=1.0, max_norm=math.inf)
 
-    def told(self, **numbers: float) -> str:
+    def as_text(self, **numbers: float) -> str:
         """The same with these numbers. What is left out has its default."""
         fields = {**self.rule._asdict(), **self._asdict(), **numbers}
         if self.rule.eps < 0:
@@ -61,7 +61,7 @@ class Wanted(NamedTuple):
         others = (
             f", {_PUBLIC.get(name, name)}={value!r}"
             for name, value in fields.items()
-            if name not in _TOLD and value != _DEFAULTS.get(name)
+            if name not in _LEFT_OUT and value != _DEFAULTS.get(name)
         )
         return f"{self.function}(norm_type={self.rule.order}{''.join(others)}){self.choices}"
 
@@ -253,7 +253,7 @@ class _Taking(NamedTuple):
             )
         )
         numbers = self.numbers()
-        call = wanted.told(**numbers)
+        call = wanted.as_text(**numbers)
         if each:  # each norm is that of one gradient on all ranks
             call += f" of {', '.join(gradients.names())}"
         rows = self.gathered(call, np.array(backend.read(parts)).reshape(-1))
@@ -276,7 +276,7 @@ class _Taking(NamedTuple):
         sums = exact_norms.own_of(self.gradients, order, self.copies)
         numbers, heads = self.numbers(), sums.head()[None]
         if not collective.alone:
-            heads = self.gathered(self.wanted.told(**numbers), sums.head())
+            heads = self.gathered(self.wanted.as_text(**numbers), sums.head())
             if not len(heads):
                 self.again().write_exact(norm)
                 return
@@ -315,8 +315,8 @@ def copies_of(gradients: Gradients, ranks: Ranks) -> list[int] | None:
         replicas = 1 if gradients.is_flat else replicas_in(gradients.tree)
         if _is_one(replicas):
             return None
-    asked = trees.spread(_as_lists(replicas), gradients.tree, "replicas", "grads")
-    copies = [checks.integer(one, "replicas") for one in asked]
+    numbers = trees.spread(_as_lists(replicas), gradients.tree, "replicas", "grads")
+    copies = [checks.integer(one, "replicas") for one in numbers]
     for name, count in zip(gradients.names(), copies, strict=True):
         if not 1 <= count <= collective.size:
             most = (

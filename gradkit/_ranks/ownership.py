@@ -104,7 +104,7 @@ class Ownership:
         self.replicas: dict[Any, Any] = {}
         self._key = key, self.members
         nothing = SET_UP, [1] * len(parts), [False] * len(parts)
-        self.serial, self._counts, self.on_all = _known.get(self._key, nothing)
+        self.serial, self._counts, self.on_all = _cache.get(self._key, nothing)
         self._fill()
 
     def exchange(self, ranks: Collective) -> None:
@@ -118,15 +118,15 @@ class Ownership:
         names = every[named, 0].tolist()
         holders = Counter(name for name, _ in {*zip(names, owners[named].tolist(), strict=True)})
         self._check(ranks, copies)
-        told = map(tuple, rows.tolist())
-        numbers = [None if part.axes is None else next(told) for part in self.parts]
+        listed = map(tuple, rows.tolist())
+        numbers = [None if part.axes is None else next(listed) for part in self.parts]
         self._counts = [1 if each is None else copies[each] for each in numbers]
         self.on_all = [each is not None and holders[each[0]] == ranks.size for each in numbers]
-        said = blake2b(every.tobytes() + owners.tobytes(), digest_size=6).digest()
-        self.serial = float(SERIALS + int.from_bytes(said))
-        if len(_known) >= _MOST:
-            _known.clear()
-        _known[self._key] = self.serial, self._counts, self.on_all
+        digest = blake2b(every.tobytes() + owners.tobytes(), digest_size=6).digest()
+        self.serial = float(SERIALS + int.from_bytes(digest))
+        if len(_cache) >= _MOST:
+            _cache.clear()
+        _cache[self._key] = self.serial, self._counts, self.on_all
         self._fill()
 
     def present(self) -> list[Part]:
@@ -154,16 +154,16 @@ class Ownership:
             sums[name] += signature
         wrong = [p for p in self.present() if (sums[_digest(p.name)] - p.whole()) % _PRIME]
         first = min(wrong, key=lambda part: part.name, default="")
-        said = {rank: text for rank, text in enumerate(ranks.say(str(first))) if text}
-        if said:
+        by_rank = {rank: text for rank, text in enumerate(ranks.say(str(first))) if text}
+        if by_rank:
             raise RankError(
                 "the parts of a gradient do not tile it: one is on no rank, two overlap, or its "
                 "name stands for different gradients",
-                said,
+                by_rank,
             )
 
 
-_known: dict[Any, tuple[float, list[int], list[bool]]] = {}
+_cache: dict[Any, tuple[float, list[int], list[bool]]] = {}
 
 
 def exchanged(collective: Collective, compute: Callable[[], Numbers]) -> tuple[Numbers, Numbers]:

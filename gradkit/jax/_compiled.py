@@ -34,7 +34,7 @@ def compiled_call(
     the operands, absent ones too, have an axis in front for all examples of a ``vmap``, as all
     results do; none if it does one example at a time.
     """
-    if not _is_there:
+    if not _is_registered:
         return None
     fronts = [(1,) if each else () for each in together or [False] * len(operands)]
     try:
@@ -67,7 +67,7 @@ def named_call(
     name: str, numbers: Sequence[float] = (), **marks: Sequence[bool]
 ) -> CompiledCall | None:
     """A call that ``kernels/cpu/xla_lists.cpp`` has, if anything is compiled."""
-    if not _is_there:
+    if not _is_registered:
         return None
     attributes = {key: np.array(mark, np.int64) for key, mark in marks.items()}
     return CompiledCall(name, {"numbers": np.array(numbers, np.float64)} | attributes)
@@ -112,4 +112,4 @@ def _registered() -> bool:
     return True
 
 
-_is_there = _registered()
+_is_registered = _registered()

@@ -27,8 +27,8 @@ def flag(value: Any, label: str) -> Any:
     if isinstance(value, jax.Array):
         if value.dtype == bool and value.shape == ():
             return value
-        said = f"{value.dtype} of shape {value.shape}"
-        raise TypeError(f"{label} must be a bool, or a 0-d bool array, not {said}")
+        kind = f"{value.dtype} of shape {value.shape}"
+        raise TypeError(f"{label} must be a bool, or a 0-d bool array, not {kind}")
     return np.array(checks.flag(value, label))
 
 

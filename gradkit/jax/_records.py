@@ -86,12 +86,12 @@ class TracedNorm(Generic[P]):
         """
         ndim = arrays["x"].ndim
         if self.shared is None:
-            free, said = 0, "none of which may be, since statistics are over them"
+            free, rule = 0, "none of which may be, since statistics are over them"
         elif "axis" in numbers:
-            free, said = numbers["axis"] % ndim, "those in front of axis may be"
+            free, rule = numbers["axis"] % ndim, "those in front of axis may be"
             numbers["axis"] = free - ndim
         else:
-            free, said = 1, "the first may be, which counts samples"
+            free, rule = 1, "the first may be, which counts samples"
         for name, array in arrays.items():
             free_here = free if name in self.data else 0
             if array is None or (
@@ -100,7 +100,7 @@ class TracedNorm(Generic[P]):
                 continue
             raise TypeError(
                 f"{name} has shape {array.shape} and x {arrays['x'].shape}: symbolic sizes are "
-                f"those of data in gradkit.jax.{self.name}, {said}; export with fixed sizes, or a "
+                f"those of data in gradkit.jax.{self.name}, {rule}; export with fixed sizes, or a "
                 "formula of jax.numpy"
             )
         data = {name: array for name, array in arrays.items() if name in self.data}

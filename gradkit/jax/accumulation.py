@@ -21,7 +21,7 @@ from gradkit.jax._pytrees import by_path, flag, results_like, without_elements, 
 __all__ = ["accumulate_grads"]
 
 _Tree = TypeVar("_Tree")
-_Kept = TypeVar("_Kept")
+_Remainders = TypeVar("_Remainders")
 _REFUSAL = "accumulate_grads is not differentiable; compute buffer + scale * grad instead"
 
 
@@ -47,10 +47,10 @@ def accumulate_grads(
     overwrite: Any = False,
     do_update: Any = True,
     casting: Literal["safe", "same_kind"] = "safe",
-    compensation: _Kept,
+    compensation: _Remainders,
     rounding: Literal["nearest"] = "nearest",
     seed: Any = 0,
-) -> tuple[_Tree, _Kept]: ...
+) -> tuple[_Tree, _Remainders]: ...
 @answers
 def accumulate_grads(
     buffers: Any,
@@ -187,6 +187,6 @@ def _accumulate(
     results, reuse = results_like(arrays, count, first, present), {k: k for k in range(first)}
     compiled = named_call("accumulate", compensated=[len(beside) > 0]) if seed is None else None
     outs = call(_REFUSAL, compute, results, [*arrays, *present], reuse=reuse, compiled=compiled)
-    left = dict(zip(paths, outs[count:], strict=False))
-    tree, left_tree = map(jax.tree.structure, (buffers, remainders))
-    return tree.unflatten(outs[:count]), left_tree.unflatten([left[path] for path in beside])
+    rests = dict(zip(paths, outs[count:], strict=False))
+    tree, rest_tree = map(jax.tree.structure, (buffers, remainders))
+    return tree.unflatten(outs[:count]), rest_tree.unflatten([rests[path] for path in beside])

@@ -430,11 +430,11 @@ def _apply_sums(axis: int, count: float, outs: list[Any], ins: list[Any]) -> Non
 
 def _check_elements(x: Any, axis: int, rows: Any) -> None:
     """Raise unless a batch has a variance."""
-    count, said = _elements(x, axis), "x has one element per channel"
+    count, problem = _elements(x, axis), "x has one element per channel"
     if rows is not None:
-        count, said = count * len(rows), f"{said} on all devices together"
+        count, problem = count * len(rows), f"{problem} on all devices together"
     if x.shape[axis]:
-        checks.enough(count, said)
+        checks.enough(count, problem)
 
 
 def _elements(x: Any, axis: int) -> int:

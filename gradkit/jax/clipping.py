@@ -235,16 +235,16 @@ def copies_of(replicas: Any, axis_name: Any, grads: Any) -> tuple[int, ...] | No
     return copies
 
 
-def _per_leaf(said: Any, label: str, grads: Any) -> tuple[bool, ...] | None:
+def _per_leaf(choice: Any, label: str, grads: Any) -> tuple[bool, ...] | None:
     """Return a bool for each gradient, or None if all are meant."""
-    if said is None:
+    if choice is None:
         return None
-    return tuple(checks.flag(one, label) for one in _spread(said, grads))
+    return tuple(checks.flag(one, label) for one in _spread(choice, grads))
 
 
 def _spread(prefix: Any, grads: Any) -> list[Any]:
     """Spread a pytree that may end above the gradients: a value for each."""
-    spread = jax.tree.map(lambda said, own: jax.tree.map(lambda _: said, own), prefix, grads)
+    spread = jax.tree.map(lambda value, own: jax.tree.map(lambda _: value, own), prefix, grads)
     return list(jax.tree.leaves(spread))
 
 
@@ -293,14 +293,14 @@ def _results(*operands: Any, rule: ClipRule) -> list[ResultShape]:
     """
     *leaves, limit, scale, state = operands
     norm = ResultShape((), widest(), axes_of(rule.axis_name))
-    said = [] if state is None else [state]
-    same = norm.same_on - varying(limit, scale, *said)
+    states = [] if state is None else [state]
+    same = norm.same_on - varying(limit, scale, *states)
     clipped = [
         ResultShape(leaf.shape, leaf.dtype, same - varying(leaf), sharding_of(leaf))
         for leaf in leaves
         if rule.clips
     ]
-    guarded = [ResultShape(shape, widest(), same) for array in said for shape in ((), array.shape)]
+    guarded = [ResultShape(shape, widest(), same) for each in states for shape in ((), each.shape)]
     return [*clipped, norm, *guarded]
 
 

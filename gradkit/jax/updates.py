@@ -21,7 +21,7 @@ from gradkit.jax._pytrees import by_path, flag, results_like, without_elements, 
 __all__ = ["adamw_update", "sgd_update"]
 
 _Params = TypeVar("_Params")
-_Kept = TypeVar("_Kept")
+_State = TypeVar("_State")
 _REFUSAL = "{} is not differentiable; differentiate the loss, and pass its gradients"
 
 
@@ -29,8 +29,8 @@ _REFUSAL = "{} is not differentiable; differentiate the loss, and pass its gradi
 def adamw_update(
     params: _Params,
     grads: Any,
-    moments: _Kept,
-    variances: _Kept,
+    moments: _State,
+    variances: _State,
     step: Any,
     *,
     lr: Any,
@@ -41,7 +41,7 @@ def adamw_update(
     verdict: Any = None,
     rounding: Literal["nearest", "stochastic"] = "nearest",
     seed: Any = None,
-) -> tuple[_Params, _Kept, _Kept, jax.Array]:
+) -> tuple[_Params, _State, _State, jax.Array]:
     """Take a step of AdamW: what :func:`gradkit.adamw_update` writes in place, as new arrays.
 
     In the old arrays' own memory if nobody else needs it: if a jitted step is given them with
@@ -106,7 +106,7 @@ def adamw_update(
 def sgd_update(
     params: _Params,
     grads: Any,
-    momenta: _Kept = None,  # type: ignore[assignment]
+    momenta: _State = None,  # type: ignore[assignment]
     *,
     lr: Any,
     momentum: float = 0.0,
@@ -116,7 +116,7 @@ def sgd_update(
     verdict: Any = None,
     rounding: Literal["nearest", "stochastic"] = "nearest",
     seed: Any = None,
-) -> tuple[_Params, _Kept]:
+) -> tuple[_Params, _State]:
     """Take a step of SGD: what :func:`gradkit.sgd_update` writes in place, as new arrays.
 
     Parameters
@@ -214,10 +214,10 @@ def _updated(
                 SgdUpdate(params=lists[0], grads=gradients, momenta=momenta, **fields)
             )
 
-    given_numbers = [*numbers.values()]
-    results = results_like(operands, count, last - count, given_numbers)
+    present = [*numbers.values()]
+    results = results_like(operands, count, last - count, present)
     reuse = {k: k for k in range(len(results))}
-    arrays = call(_REFUSAL.format(name), compute, results, [*operands, *given_numbers], reuse=reuse)
+    arrays = call(_REFUSAL.format(name), compute, results, [*operands, *present], reuse=reuse)
     lists = iter([arrays[k : k + count] for k in range(0, len(arrays), count)])
     return tuple(
         _rebuilt(tree, dict(zip(paths, next(lists), strict=True))) if of else tree

@@ -73,8 +73,8 @@ def recorded(function: Function) -> Function:
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except IsRecorded as found:
-            tracer = found.args[0].tracer
+        except IsRecorded as signal:
+            tracer = signal.args[0].tracer
         except (TypeError, ValueError) as error:
             shorten(error)
             raise

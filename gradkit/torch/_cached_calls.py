@@ -59,11 +59,11 @@ class CachedCalls:
     def _key(self, args: tuple[Any, ...]) -> Any:
         if len(args) != self._count:
             return None
-        seen = seen_on_host(args[0], self._tensors(args), self._written)
-        if seen is None:
+        layouts = seen_on_host(args[0], self._tensors(args), self._written)
+        if layouts is None:
             return None
         numbers = self._numbers(args)
-        return seen, numbers, *map(type, numbers), workers()
+        return layouts, numbers, *map(type, numbers), workers()
 
 
 def _picker(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -31,7 +31,7 @@ _DEFAULTS = {
     "norm_before_gate": True,
     "wanted": "",  # names of results, with spaces between them; all
 }
-_LEFT_OUT = {"engine": None}
+_OMITTED = {"engine": None}
 _gradients: dict[type[Call], Operator] = {}
 
 
@@ -136,14 +136,14 @@ def _maker(kind: type[Call]) -> Callable[[Any], Call]:
     """The function that makes a call of an operator's arguments."""
     names = _names(kind)
     defaults = {name: value for name, value in _DEFAULTS.items() if name in names}
-    left_out = {name: value for name, value in _LEFT_OUT.items() if name in kind.numbers}
+    omitted = {name: value for name, value in _OMITTED.items() if name in kind.numbers}
 
     def call_of(args: Any) -> Call:
         call = object.__new__(kind)  # whose `__init__` takes longer, and checks names
         fields = call.__dict__
         if len(args) < len(names):  # PyTorch leaves out defaults at the end
             fields.update(defaults)
-        fields.update(left_out)
+        fields.update(omitted)
         fields.update(zip(names, args, strict=False))
         if "wanted" in fields:
             fields["wanted"] = tuple(fields["wanted"].split()) or None
@@ -193,7 +193,7 @@ def _schema(name: str, kind: type[Call]) -> str:
 def _names(kind: type[Call]) -> list[str]:
     """The names of an operator's arguments."""
     names = [*(a.name for a in kind.arguments), *(each.name for each in kind.in_place)]
-    names += [name for name in (*kind.passing, *kind.numbers) if name not in _LEFT_OUT]
+    names += [name for name in (*kind.passing, *kind.numbers) if name not in _OMITTED]
     return [n for n in names if n not in _LAST] + [n for n in _LAST if n in names]
 
 

@@ -365,10 +365,10 @@ def refuse_names(names: Names | None, plain: PlainOfEach | None) -> None:
 _GRADIENT = "the gradient of parameters[{!r}]"
 
 
-def spread(tensors: Sequence[Tensor], grads: Grads, said: str = _GRADIENT) -> LocalGrads:
+def spread(tensors: Sequence[Tensor], grads: Grads, label: str = _GRADIENT) -> LocalGrads:
     """Gradients, and the ranks of the mesh that tensors are on: parameters, or the gradients.
 
-    A rank without gradients knows its ranks by its parameters. ``said``: what an error calls the
+    A rank without gradients knows its ranks by its parameters. ``label``: what an error calls the
     gradient that has a key.
     """
     sharded = [_is_sharded(tensor) for tensor in tensors]
@@ -380,7 +380,7 @@ def spread(tensors: Sequence[Tensor], grads: Grads, said: str = _GRADIENT) -> Lo
             "lie; pass model.named_parameters(), group and plain to clip_grad_norm_"
         )
     totals = added_up(dict(items(grads)))
-    parts = {k: shard_of(totals.get(k, grad), said.format(k)) for k, grad in items(grads)}
+    parts = {k: shard_of(totals.get(k, grad), label.format(k)) for k, grad in items(grads)}
     shards = ShardedGrads(
         {k: part for k, (part, _) in parts.items()},
         {k: copies for k, (_, copies) in parts.items()},
@@ -431,10 +431,10 @@ def listed(tensors: Tensors, label: str = "parameters") -> list[Tensor]:
     as_list = list(tensors) if isinstance(tensors, Iterable) else [tensors]
     for kind in set(map(type, as_list)):
         if not issubclass(kind, Tensor):
-            what = "(name, parameter) pairs" if kind is tuple else f"a {kind.__qualname__}"
+            content = "(name, parameter) pairs" if kind is tuple else f"a {kind.__qualname__}"
             wanted = "model.parameters()"
             instead = f"gradkit.grads_of({wanted})" if label == "tensors" else wanted
-            raise TypeError(f"{label} holds {what}; pass {instead}")
+            raise TypeError(f"{label} holds {content}; pass {instead}")
     return as_list
 
 

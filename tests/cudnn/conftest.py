@@ -35,7 +35,7 @@ def install(monkeypatch):
 
     def put(bindings=None, **options):
         cudnn = library.Cudnn(bindings or FakeCudnn(**options))
-        monkeypatch.setattr(library, "_found", cudnn)
+        monkeypatch.setattr(library, "_library", cudnn)
         return cudnn
 
     return put

@@ -44,7 +44,8 @@ def native(monkeypatch):
 @pytest.fixture
 def missing(monkeypatch):
     monkeypatch.setattr(engines, "_warned", False)
-    monkeypatch.setattr(library, "_found", BackendUnavailableError("cuDNN is away. pip install it"))
+    error = BackendUnavailableError("cuDNN is away. pip install it")
+    monkeypatch.setattr(library, "_library", error)
 
 
 def _both(engine=None, shape=(4, 3, 2), *, checked=True):
@@ -134,7 +135,7 @@ def test_gradients_of_parameters_alone_are_ours_unless_cudnn_is_asked_for(instal
 
 
 def test_native_does_not_even_look_for_cudnn(monkeypatch, native):
-    monkeypatch.setattr(library, "_found", None)
+    monkeypatch.setattr(library, "_library", None)
     monkeypatch.setattr(library, "_find", lambda: pytest.fail("looked for cuDNN"))
     assert list(_both("native")) == ["native", "native"]
     assert native == ["batch_norm_grad", "batch_norm"]

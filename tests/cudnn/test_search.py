@@ -189,7 +189,7 @@ def test_threads_that_ask_at_once_load_once(build, tmp_path):
     build(_lib(tmp_path), version=92800)
     script = ONLY.format(folder=str(tmp_path)).replace(
         "print(json.dumps(found))",
-        """library._found, real, calls = None, library._find, []
+        """library._library, real, calls = None, library._find, []
     library._find = lambda: calls.append(1) or time.sleep(0.1) or real()
     import concurrent.futures as futures
     with futures.ThreadPoolExecutor(8) as pool:

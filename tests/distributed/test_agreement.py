@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._ranks.norms import _TOLD, Wanted
+from gradkit._ranks.norms import _LEFT_OUT, Wanted
 from gradkit.distributed import shards_of
 from tests.device_ranks import DeviceRanks
 from tests.meshes import plain
@@ -67,7 +67,7 @@ def test_every_argument_of_every_function_is_known():
 
 def test_a_new_field_takes_part_by_itself():
     wanted = Wanted("grad_norm", gradkit.clipping.rule_of(2.0, 0.0, "propagate"), 1.0)
-    told = {"norm_type", *wanted._fields, *wanted.rule._fields} - _TOLD
+    told = {"norm_type", *wanted._fields, *wanted.rule._fields} - _LEFT_OUT
     assert told == {"norm_type", "scale", "max_norm", "eps", "policy", "exact"}
     for name in wanted.rule._fields:
         other = wanted._replace(rule=wanted.rule._replace(**{name: 0.75}))

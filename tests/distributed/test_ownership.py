@@ -22,7 +22,7 @@ UNIT = tolerances.UNIT["float64"]
 
 @pytest.fixture(autouse=True)
 def _nothing_known():
-    ownership._known.clear()
+    ownership._cache.clear()
 
 
 @pytest.mark.guarantee("Whatever the layout")
@@ -88,8 +88,8 @@ def test_one_that_does_not_remember_makes_all_find_out_again(who, each):
     def work(group):
         shards_of(model(group.rank), group=group)
         if group.rank == who:
-            for key in [key for key in ownership._known if key[1] == (who, 4)]:
-                del ownership._known[key]
+            for key in [key for key in ownership._cache if key[1] == (who, 4)]:
+                del ownership._cache[key]
         grads = shards_of(model(group.rank), group=group)
         norm = gradkit.per_tensor_norms if each else gradkit.grad_norm
         again = [norm(grads, group=group), norm(grads, group=group)]
@@ -171,7 +171,7 @@ def failing(parameters_of, size=2, **options):
 
     found = together(work, size)
     assert all(isinstance(error, BaseException) for error in found), found
-    assert not ownership._known
+    assert not ownership._cache
     return found
 
 
@@ -381,8 +381,8 @@ def test_copies_of_a_layout_that_one_rank_has_forgotten():
     def work(group):
         shards_of(model(group.rank), group=group)
         if group.rank == 1:
-            for key in [key for key in ownership._known if key[1] == (1, 4)]:
-                del ownership._known[key]
+            for key in [key for key in ownership._cache if key[1] == (1, 4)]:
+                del ownership._cache[key]
         check_copies(shards_of(model(group.rank), group=group), group)
 
     assert checked(work, 4) == {}

@@ -152,9 +152,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Calls in ``jax.jit``: XLA's own, those in Python on its buffers, and those of JAX 0.6.0."""
     from gradkit.jax import _callbacks, _compiled
 
-    assert _compiled._is_there
+    assert _compiled._is_registered
     assert _callbacks.buffer_callback is not None
-    monkeypatch.setattr(_compiled, "_is_there", request.param == "compiled")
+    monkeypatch.setattr(_compiled, "_is_registered", request.param == "compiled")
     if request.param == "copies":
         monkeypatch.setattr(_callbacks, "buffer_callback", None)
     return request.param
@@ -165,7 +165,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls in ``jax.jit`` all run Python."""
     from gradkit.jax import _compiled
 
-    monkeypatch.setattr(_compiled, "_is_there", False)
+    monkeypatch.setattr(_compiled, "_is_registered", False)
 
 
 @pytest.fixture(params=["Auto", "Explicit"])

@@ -219,7 +219,7 @@ BY_CUDNN = {
 @pytest.mark.parametrize("name", BY_CUDNN)
 def test_batch_norms_by_cudnn_are_known(torch, memory, launched, monkeypatch, name):
     """If it fails later, our own kernels compute, on arrays."""
-    monkeypatch.setattr(library, "_found", library.Cudnn(FakeCudnn()))
+    monkeypatch.setattr(library, "_library", library.Cudnn(FakeCudnn()))
     monkeypatch.setattr(engines, "_warned", False)
     shape = 2, SHAPE[1], 3
     _, _, scale, bias = arguments(torch)

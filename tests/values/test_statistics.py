@@ -223,7 +223,7 @@ def test_names_that_are_one():
 @pytest.fixture(autouse=True)
 def _forget():
     """Forget the names that ranks exchanged in other tests."""
-    named_rows._known.clear()
+    named_rows._cache.clear()
 
 
 HELD = (  # on three ranks: a tensor in parts, one on each of two, what is empty, and nothing

@@ -192,27 +192,27 @@ class _Layout:
             )
         self.mode = SPATIAL_PERSISTENT if persistent else SPATIAL
         self._bindings, self._data_type = bindings, row.cudnn
-        self._made: list[int] = []
+        self._handles: list[int] = []
 
     @property
     def descriptors(self) -> tuple[int, int]:
         """Descriptors of the data, and of vectors of one number per channel."""
-        if not self._made:
+        if not self._handles:
             self._describe()
-        data, parameter = self._made
+        data, parameter = self._handles
         return data, parameter
 
     def _describe(self) -> None:
         bindings, dense = self._bindings, self.dense
-        self._made.append(bindings.createTensorDescriptor())
-        self._made.append(bindings.createTensorDescriptor())
-        data, parameter = self._made
+        self._handles.append(bindings.createTensorDescriptor())
+        self._handles.append(bindings.createTensorDescriptor())
+        data, parameter = self._handles
         bindings.setTensor4dDescriptorEx(data, self._data_type, *dense.dims, *dense.strides)
         bindings.deriveBNTensorDescriptor(parameter, data, self.mode)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            for descriptor in getattr(self, "_made", ()):
+            for descriptor in getattr(self, "_handles", ()):
                 self._bindings.destroyTensorDescriptor(descriptor)
 
 
@@ -244,8 +244,8 @@ class _Work:
         arguments = function.arrange(self._layout, call, *addresses)
         handle = self._cudnn.handles.get(self._device.number, stream)
         function.of(self._cudnn.bindings)(handle, *arguments)
-        for wanted, made in self._to_deliver:
-            assign(wanted, made)
+        for target, source in self._to_deliver:
+            assign(target, source)
         if self._in_place:
             call.plan.launcher = Ready(self._cudnn, self._layout, function)
 
@@ -294,14 +294,14 @@ class _Work:
             reason = f"running statistics in {running[0].dtype} would be rounded"
             function = "cudnnBatchNormalizationForwardTraining"
             raise CudnnError(function, None, f"CUDNN_STATUS_NOT_SUPPORTED: {reason}")
-        made = [self._scratch_for(array, self._layout.wide) for array in running]
-        for copy, array in zip(made, running, strict=True):
+        copies = [self._scratch_for(array, self._layout.wide) for array in running]
+        for copy, array in zip(copies, running, strict=True):
             if call.momentum == 1:
                 copy.fill(0)
             else:
                 assign(copy, array)
         self._in_place = in_place  # the next call needs no copies
-        return (*made,)
+        return (*copies,)
 
     def parameter(self, vector: Array | None, value: float) -> Array:
         """A scale or bias; ``value`` in each channel if there is none."""

@@ -26,10 +26,10 @@ class Handles:
         self.check_process()
         if self._closed:
             raise CudnnError("cudnnCreate", None, "cuDNN was shut down: the interpreter is exiting")
-        held: dict[int, _HandleOfThread] = self._local.__dict__.setdefault("held", {})
-        if device not in held:
-            held[device] = _HandleOfThread(self._take(device), self._spare[device])
-        handle = held[device].handle
+        handles: dict[int, _HandleOfThread] = self._local.__dict__.setdefault("held", {})
+        if device not in handles:
+            handles[device] = _HandleOfThread(self._take(device), self._spare[device])
+        handle = handles[device].handle
         self._bindings.setStream(handle, stream)
         return handle
 

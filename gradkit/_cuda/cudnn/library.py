@@ -25,7 +25,7 @@ class Cudnn:
 
 
 _lock = threading.Lock()
-_found: Cudnn | BackendUnavailableError | None = None
+_library: Cudnn | BackendUnavailableError | None = None
 
 
 def _after_fork() -> None:
@@ -40,23 +40,23 @@ if hasattr(os, "register_at_fork"):
 
 def cudnn() -> Cudnn:
     """The process's cuDNN; raises a ``BackendUnavailableError`` that says what to install."""
-    global _found
-    if _found is None:
+    global _library
+    if _library is None:
         with _lock:
-            _found = _found or _find()
-    if isinstance(_found, BackendUnavailableError):
-        raise BackendUnavailableError(*_found.args)
-    return _found
+            _library = _library or _find()
+    if isinstance(_library, BackendUnavailableError):
+        raise BackendUnavailableError(*_library.args)
+    return _library
 
 
 def is_used(other: Cudnn) -> bool:
     """True if that is the process's cuDNN."""
-    return _found is other
+    return _library is other
 
 
 def is_missing() -> bool:
     """True if a call has looked for cuDNN in vain."""
-    return isinstance(_found, BackendUnavailableError)
+    return isinstance(_library, BackendUnavailableError)
 
 
 def describe() -> dict[str, Any]:

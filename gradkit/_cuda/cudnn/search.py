@@ -107,10 +107,10 @@ def _pathfinder(soname: str) -> str | None:
     except ImportError:
         return None
     try:
-        found = load_nvidia_dynamic_lib("cudnn").abs_path
+        path = load_nvidia_dynamic_lib("cudnn").abs_path
     except Exception:  # its own errors for "not found" and "cannot load": try the next place
         return None
-    return found if found and os.path.basename(found).startswith(soname) else None
+    return path if path and os.path.basename(path).startswith(soname) else None
 
 
 def _packaged(soname: str) -> str | None:

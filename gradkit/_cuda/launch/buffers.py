@@ -54,14 +54,14 @@ class Usable:
         if not self.gapless:
             return None
         emulated = isinstance(arrays[0], np.ndarray)
-        found, every = [], 0
+        addresses, every = [], 0
         for array in arrays:
             at = 0 if array is None else array.ctypes.data if emulated else array.data.ptr
             every |= at
-            found.append(at)
+            addresses.append(at)
         if every % VECTOR_BYTES:
             return None
-        return arrays if emulated else found
+        return arrays if emulated else addresses
 
 
 def all_usable(arrays: Sequence[Array], vector: int) -> bool:
@@ -125,8 +125,8 @@ def fill(device: Device, out: Array, value: float) -> None:
 def on_device(device: Device, numbers: Any) -> Array:
     """Host numbers as doubles."""
     host = np.asarray(numbers, np.float64)
-    found: Array = upload(device, host).view(host.dtype).reshape(host.shape)
-    return found
+    numbers_there: Array = upload(device, host).view(host.dtype).reshape(host.shape)
+    return numbers_there
 
 
 def upload(device: Device, host: np.ndarray[Any, Any]) -> Array:

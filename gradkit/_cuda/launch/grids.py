@@ -141,8 +141,8 @@ def column_sums(
     """The last kernel of a gradient: partial rows of the accumulator's dtype, added by column."""
     macros: Macros = {"ACC_T": accumulator, "PARAM_T": parameter}
     block = column_block(device.multiprocessors, width, planes * samples, rows)
-    found = kernel(device, "column_sums", "column_sums", **macros)
-    return Launch(found, (-(-width // block[0]), planes, samples), block, dependent=True)
+    loaded = kernel(device, "column_sums", "column_sums", **macros)
+    return Launch(loaded, (-(-width // block[0]), planes, samples), block, dependent=True)
 
 
 def power_of_two(number: int) -> int:

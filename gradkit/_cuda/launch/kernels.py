@@ -56,10 +56,10 @@ class LoadedKernel:
         except self.device.launch_errors as error:
             raise self.refused(f"blocks of {threads}", shared_mem, error) from error
 
-    def refused(self, what: str, shared_mem: int, error: Exception) -> KernelError:
+    def refused(self, block: str, shared_mem: int, error: Exception) -> KernelError:
         """Return the error of a failed launch."""
         return KernelError(
-            f"the device refused kernel {self.name} on {what} threads with {shared_mem} bytes of "
+            f"the device refused kernel {self.name} on {block} threads with {shared_mem} bytes of "
             f"shared memory: {error}. An earlier kernel on the device may be at fault: run with "
             "CUDA_LAUNCH_BLOCKING=1 to find it."
         )
@@ -123,23 +123,23 @@ def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedK
     If a macro's value is the name of a dtype, it becomes the name of the type in the kernels.
     """
     key = (id(device), file, name, *macros.items())
-    found = _kernels.get(key)
-    if found is None:
+    loaded = _kernels.get(key)
+    if loaded is None:
         with _locks.setdefault(key, threading.Lock()):  # concurrent calls compile it once
-            found = _kernels.get(key) or _load(device, file, name, options_of(macros))
-            _kernels[key] = found
-    return found
+            loaded = _kernels.get(key) or _load(device, file, name, options_of(macros))
+            _kernels[key] = loaded
+    return loaded
 
 
 def asked_of(device: Device) -> list[Combination]:
     """Return each combination of macros that a device was asked for, and forget its kernels."""
     own = [key for key in [*_kernels] if key[0] == id(device)]
-    found: dict[tuple[Any, ...], Combination] = {}
+    combinations: dict[tuple[Any, ...], Combination] = {}
     for key in own:
         del _kernels[key], _locks[key]
         _, file, _, *macros = key
-        found.setdefault((file, *sorted(macros)), (file, dict(macros)))
-    return [*found.values()]
+        combinations.setdefault((file, *sorted(macros)), (file, dict(macros)))
+    return [*combinations.values()]
 
 
 def either(number: Number) -> tuple[Array | None, np.float64]:
@@ -186,13 +186,13 @@ def source_of(file: str) -> str:
     the header would not cause a recompilation.
     """
     folder = _folder()
-    seen: set[str] = set()
+    included: set[str] = set()
 
     def include(match: re.Match[str]) -> str:
         header = match[1]
-        if header in seen:
+        if header in included:
             return ""
-        seen.add(header)
+        included.add(header)
         return expand((folder / header).read_text())
 
     def expand(text: str) -> str:

@@ -81,8 +81,8 @@ class PackedModule:
 
     def get_function(self, name: str) -> "PackedKernel":
         """The kernel of that name."""
-        found = in_context(self._cuda, lambda: self.module.get_function(name))
-        return PackedKernel(self._cuda, found)
+        function = in_context(self._cuda, lambda: self.module.get_function(name))
+        return PackedKernel(self._cuda, function)
 
 
 class PackedKernel:
@@ -145,8 +145,8 @@ class PackedKernel:
                 if start_early is None or (handle and stream.is_capturing()):
                     start(packing.kernel, *where, handle, 0, buffer.extra)
                 else:
-                    known = configured.get(handle) or self._configure(configured, where, handle)
-                    configuration, function = known
+                    entry = configured.get(handle) or self._configure(configured, where, handle)
+                    configuration, function = entry
                     if status := start_early(configuration, function, None, buffer.table):
                         cuda.driver.check_status(status)
             except driver_error as error:
@@ -209,7 +209,7 @@ class _Packing:
 class _Buffer:
     """Memory for a launch's parameters, and the address of what tells the driver of it."""
 
-    __slots__ = ("_kept", "extra", "memory", "table")
+    __slots__ = ("_length", "extra", "memory", "table")
 
     def __init__(self, size: int):
         self.memory = ctypes.create_string_buffer(size)
@@ -217,5 +217,5 @@ class _Buffer:
         # CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE and _END, with the addresses of both.
         entries = 1, ctypes.addressof(self.memory), 2, ctypes.addressof(length), 0
         self.table = (ctypes.c_void_p * len(entries))(*entries)
-        self._kept = length
+        self._length = length
         self.extra = ctypes.addressof(self.table)

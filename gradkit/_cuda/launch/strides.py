@@ -84,18 +84,18 @@ def broadcast_strides(array: Array, shape: tuple[int, ...]) -> Strides:
     """An array's strides when it is broadcast to ``shape``."""
     missing: int = len(shape) - array.ndim
     own = zip(array.shape, array.strides, shape[missing:], strict=True)
-    kept: Strides = tuple(step if length == wanted else 0 for length, step, wanted in own)
-    return (0,) * missing + kept
+    steps: Strides = tuple(step if length == wanted else 0 for length, step, wanted in own)
+    return (0,) * missing + steps
 
 
 def merge(dims: Sequence[Dim]) -> list[Dim]:
     """The same elements in fewer dimensions, innermost first."""
-    kept: list[Dim] = []
+    merged: list[Dim] = []
     for dim in sorted((d for d in dims if d[0] != 1), key=lambda d: (d[2], abs(d[1]))):
-        if kept:
-            length, step, target_step = kept[-1]
+        if merged:
+            length, step, target_step = merged[-1]
             if dim[1:] == (length * step, length * target_step):
-                kept[-1] = (length * dim[0], step, target_step)
+                merged[-1] = (length * dim[0], step, target_step)
                 continue
-        kept.append(dim)
-    return kept
+        merged.append(dim)
+    return merged
