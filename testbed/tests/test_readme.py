@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
 
@@ -28,6 +30,16 @@ def test_readme(tmp_path, monkeypatch, capsys):
         else:
             assert text == shown
     assert [kind for kind, _ in BLOCKS].count("text") == 4
+
+
+@pytest.mark.parametrize(("part", "count"), [("emulator", 200), ("ptx", 128)])
+def test_the_code_of_a_part(part, count):
+    """That of the driver, which needs CuPy, is run by gradkit's tests of GPUs."""
+    text = (README.parent / part / "README.md").read_text()
+    (code,) = re.findall(r"(?sm)^```python\n(.*?)^```", text)
+    names = {}
+    exec(code, names)
+    assert names["out"].tolist() == [2] * count
 
 
 def test_readme_has_every_variable():

@@ -1,6 +1,9 @@
-"""Pages' programs on CuPy: docs/gpu.md, and the tutorial with ``import cupy as np``."""
+"""Pages' programs on CuPy: docs/gpu.md, the tutorial with ``import cupy as np``, the driver's."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,11 +16,11 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not has_gpu(), reason="no CUDA device"),
 ]
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 
 
 def blocks(page, language):
-    text = (DOCS / page).read_text()
+    text = (ROOT / page).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
@@ -39,7 +42,7 @@ def test_the_program_of_the_gpu_page(capsys, monkeypatch):
     import cupy
 
     _numpys_numbers(monkeypatch)
-    (program,) = blocks("gpu.md", "py")
+    (program,) = blocks("docs/gpu.md", "py")
     names, on_host = {}, {}
     try:
         with CuPy().active():
@@ -62,10 +65,20 @@ def test_the_tutorial_with_cupy_in_the_place_of_numpy(monkeypatch):
 
     _numpys_numbers(monkeypatch)
     monkeypatch.setattr(cupy, "sin", lambda array: cupy.asarray(np.sin(array.get())))
-    code = "".join(blocks("tutorial.md", "python"))
+    code = "".join(blocks("docs/tutorial.md", "python"))
     code = code.replace("import numpy as np", "import cupy as np").replace("< 200", "< 3")
     names = {}
     with CuPy().active():
         exec(compile(code, "docs/tutorial.md", "exec"), names)
     assert len(names["losses"]) == 3
     assert isinstance(names["grads"]["scale"], cupy.ndarray)
+
+
+@pytest.mark.skipif("testbed.driver.plugin" not in sys.modules, reason="not on testbed's driver")
+def test_the_program_of_the_drivers_page():
+    """In a process of its own, since it installs the driver before CuPy is imported."""
+    (program,) = blocks("testbed/driver/README.md", "python")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    printed = subprocess.check_output(command, env=environment, text=True)
+    assert re.fullmatch(r"10 [1-9]\d* launches\n", printed)
