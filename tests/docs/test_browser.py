@@ -29,6 +29,8 @@ PAGES = {
     "tutorial": "docs/tutorial.html",
     "performance": "docs/performance.html",
     "thumbnails": "docs/generated/gallery/index.html",
+    "gpu": "docs/gpu.html",
+    "gpt": "docs/generated/gallery/plot_numpy_gpt.html",
     "function": "docs/generated/reference/gradkit.clip_grad_norm.html",
     "concept": "docs/reference/row-norms.html",
     "gallery": "docs/generated/gallery/plot_norm_errors.html",
