@@ -44,7 +44,7 @@ def backend() -> Backend:
 
 
 def is_compiled() -> bool:
-    """True if that is compiled."""
+    """True if the CPU backend in use here is the compiled one."""
     return chosen.get() is not _numpy
 
 

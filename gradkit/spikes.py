@@ -14,7 +14,7 @@ from gradkit._calls import checks
 from gradkit._calls.list_layouts import GUARD_STATE
 from gradkit._calls.lists import SpikeGuardInit, SpikeGuardUpdate
 from gradkit._open.arguments import known_framework, values_of, view_of
-from gradkit._open.clipping import known_norm
+from gradkit._open.clipping import norm_array
 from gradkit._open.dispatch import run
 from gradkit._open.memory import is_writable
 from gradkit._typing import Index, N, Number, OnSpike, Outs, Plain, Scalar, X
@@ -35,7 +35,7 @@ class _GuardRule(NamedTuple):
         """The next state and the limit."""
         call = SpikeGuardUpdate(
             state=state,
-            norm=known_norm(norm),
+            norm=norm_array(norm),
             decay=self.decay,
             threshold=self.threshold,
             warmup=self.warmup,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradkit._calls.lists import KeepIf, StepVerdict
-from gradkit._open.clipping import known_norm
+from gradkit._open.clipping import norm_array
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
@@ -88,7 +88,7 @@ def step_verdict(
     array(False)
     """
     call = StepVerdict(
-        norm=known_norm(norm), limit=math.inf if limit is None else limit, found_inf=found_inf
+        norm=norm_array(norm), limit=math.inf if limit is None else limit, found_inf=found_inf
     )
     return run(call, out)
 

@@ -15,7 +15,7 @@ import pytest
 from gradkit._calls.backend import OPERATIONS, names_in
 from gradkit._calls.rows import RowOperations
 from gradkit._cuda import CudaBackend
-from gradkit._cuda.dry_run import DryDevice, asked_by
+from gradkit._cuda.dry_run import DryDevice, needed_by
 from gradkit._cuda.launch.kernels import Combination, options_of, source_of
 from gradkit._dtypes import FLOATS
 from testbed.emulator import IdleDevice
@@ -64,7 +64,7 @@ def _find():
         # From the third on it is what holds a long row that depends on the GPU.
         for name in sorted(OPERATIONS if place < 2 else names_in(RowOperations)):
             backend = CudaBackend(DryDevice(gpu.idle))
-            found.append((place, name, asked_by(backend, [name], FLOATS.keys())))
+            found.append((place, name, needed_by(backend, [name], FLOATS.keys())))
     return found
 
 

@@ -71,7 +71,7 @@ def backend_of(view: Array) -> Backend:
 
 
 def is_library_new() -> bool:
-    """True if PyTorch or CuPy was imported since the last look; now compiled code knows it."""
+    """True if PyTorch or CuPy was imported since the last call; registers it with compiled code."""
     kinds = (getattr(sys.modules.get(name), attribute, None) for name, attribute in _DESCRIBED)
     new = [kind for kind in kinds if not (kind is None or kind in _BY_TYPE)]
     for kind in new:

@@ -244,9 +244,9 @@ class TorchSubclass(Framework):
 
 
 def seen_on_host(like: Any, tensors: Sequence[Any], written: int) -> bytes | None:
-    """All that a plan depends on of tensors, if compiled code computes on their memory as it is.
+    """A description of tensors that plans are cached by; None if compiled code cannot take them.
 
-    They are absent, or on the host; the first ``written`` are written.
+    Tensors are absent or on the host; the first ``written`` are written.
     """
     if _is_cuda(like) or not _host.is_compiled():
         return None

@@ -51,9 +51,9 @@ class Services(Protocol):
         """An array's values on the host: the only call that waits for a device."""
 
     def takes_memory(self, call: Any) -> bool:
-        """True if calls of a plan like this one's, which was made, need no arrays.
+        """True if later calls of this call's plan need no arrays of the backend's own kind.
 
-        On a device then addresses do, and on the host whatever compiled code can read.
+        On a device addresses suffice, and on the host any memory that compiled code can read.
         """
 
     def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:

@@ -43,7 +43,7 @@ def _hint_at(value: Any) -> str:
 
 
 def _is_float(value: Any) -> bool:
-    """True if a value is a scalar of one of ``FLOATS``, of which Python takes not all for real."""
+    """True if a value is a scalar of one of ``FLOATS``; ``numbers.Real`` lacks some of these."""
     return isinstance(value, np.generic) and float_name(value.dtype) is not None
 
 

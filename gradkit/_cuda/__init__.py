@@ -15,7 +15,7 @@ from gradkit._cuda.channels import ChannelNorms
 from gradkit._cuda.cudnn.batch_normalization import Ready
 from gradkit._cuda.cudnn.engines import may_be_cudnns
 from gradkit._cuda.gated_norm import GatedNorms
-from gradkit._cuda.launch.buffers import address_of, as_known, on_device, upload
+from gradkit._cuda.launch.buffers import address_of, as_readable, on_device, upload
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured
 from gradkit._cuda.launch.warmup import compile_all
 from gradkit._cuda.lists import Lists
@@ -51,7 +51,7 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
         if type(value) is np.ndarray:
             return on_device(self.device, value)
         xp = self.device.xp
-        readable = as_known(value) if isinstance(value, xp.ndarray) else value
+        readable = as_readable(value) if isinstance(value, xp.ndarray) else value
         return keep_if_captured(self.device, xp.asarray(readable, "float64"))
 
     def take(self, array: Array, places: Array) -> Array:
@@ -78,12 +78,12 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
 
     def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:
         """Compile what operations on arrays of these dtypes need; load cuDNN for batch norm."""
-        from gradkit._cuda.dry_run import DryDevice, asked_by  # which few processes need
+        from gradkit._cuda.dry_run import DryDevice, needed_by  # which few processes need
 
         names = set(operations)
         if names & {"batch_norm", "batch_norm_grad", "batch_norm_inference"}:
             self.load_cudnn()
-        combinations = asked_by(CudaBackend(DryDevice(self.device)), names, dtypes)
+        combinations = needed_by(CudaBackend(DryDevice(self.device)), names, dtypes)
         compile_all(self.device, combinations)
         return len(combinations)
 

@@ -22,7 +22,7 @@ from gradkit._cuda.channel_launches import (
 from gradkit._cuda.cudnn import batch_normalization as by_cudnn
 from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.batch_normalization import Ready
-from gradkit._cuda.cudnn.engines import ByCudnn, done_by_cudnn
+from gradkit._cuda.cudnn.engines import ByCudnn, run_by_cudnn
 from gradkit._cuda.held_groups import (
     HeldGradient,
     HeldNorm,
@@ -287,7 +287,7 @@ class ChannelNorms(OnDevice):
         if type(x) is Address:  # of a call like one that was native
             natively(call)
             return "native"
-        if done_by_cudnn(self.device, call, partial(by_cudnn, call=call), more):
+        if run_by_cudnn(self.device, call, partial(by_cudnn, call=call), more):
             return "cudnn"
         if x.shape[call.channel_axis]:
             natively(call)

@@ -30,7 +30,7 @@ from gradkit._calls.lists import (
 from gradkit._calls.record import Plan, Record
 from gradkit._cuda.launch.buffers import VECTOR_BYTES, address_of
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.kernels import Combination, asked_of
+from gradkit._cuda.launch.kernels import Combination, take_combinations
 from gradkit._dtypes import BATCH_NORM_TYPES, FLOATS, Types, accumulation_name, dtype_named
 
 Fields: TypeAlias = Iterator[dict[str, Any]]  # of calls; also such as a record does not have
@@ -129,7 +129,7 @@ class DryDevice:
         """Copy nothing."""
 
 
-def asked_by(backend: Any, operations: Iterable[str], dtypes: Set[str]) -> list[Combination]:
+def needed_by(backend: Any, operations: Iterable[str], dtypes: Set[str]) -> list[Combination]:
     """The kernel files, with macros, that operations on arrays of these dtypes need.
 
     ``backend`` is on a ``DryDevice``.
@@ -143,7 +143,7 @@ def asked_by(backend: Any, operations: Iterable[str], dtypes: Set[str]) -> list[
                 backend.accumulate_grads(_call(AccumulateGrads, fields))
         if kind in (BatchNormApply, BatchNormGradApply):
             backend.as_float64(np.ones(1))  # what the host knows of all ranks
-    return asked_of(backend.device)
+    return take_combinations(backend.device)
 
 
 def _call(kind: type[Record], fields: dict[str, Any]) -> Any:

@@ -336,9 +336,9 @@ class GradientLaunches(RowLaunches):
         return self.column_sums(self.norm.planes)
 
     def _fewer(self, blocks: int) -> int:
-        """So many blocks that their partial sums take no more than dy and x, or stay in the cache.
+        """Blocks, limited so that their partial sums are no larger than dy and x, or fit the cache.
 
-        Up to that, one more block gains more than its sums cost, which hardly leave the cache.
+        Up to that limit, another block gains more than its partial sums cost.
         """
         sums = self.norm.planes * self.accumulator.itemsize  # bytes a column, of each block
         array = self.rows * self.itemsize  # the same of dy

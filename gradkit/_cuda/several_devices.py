@@ -59,7 +59,7 @@ class SeveralDevices(CudaBackend):
                         "into a graph; capture a call for each device"
                     )
 
-    def brought(self, number: Array, origin: int) -> Array:
+    def bring(self, number: Array, origin: int) -> Array:
         """A copy of an array that lies on one of the devices, given by its place among them."""
         copy = scratch(self.device, number.shape, number.dtype)
         carry(self.backends[origin].device, [number], self.device, [copy])

@@ -54,7 +54,7 @@ def accumulate_grads(call: AccumulateGrads) -> None:
 def _accumulate(
     buffers: Sequence[Array], grads: Sequence[Array], scale: float, *, overwrite: bool
 ) -> None:
-    """All in float64: what is rounded from there is what one rounding of a sum gives."""
+    """Add in float64, and round to the buffer's dtype once."""
     with whole():
         for buffer, grad in side_by_side(buffers, grads):
             term = grad.astype(np.float64) * scale

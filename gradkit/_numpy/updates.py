@@ -102,14 +102,11 @@ def _parts(call: AdamwUpdate | SgdUpdate, *states: Sequence[Array]) -> Iterator[
         wide = np.dtype(accumulation_name(arrays[0].dtype.name))
         for index in blocks(arrays[0].shape, BLOCK // 4):
             parts = [part(array, index) for array in arrays]
-            yield (
-                _Writer(key, counter, [parts[0], *parts[2:]]),
-                *(each.astype(wide) for each in parts),
-            )
+            yield _Out(key, counter, [parts[0], *parts[2:]]), *(each.astype(wide) for each in parts)
             counter += parts[0].size
 
 
-class _Writer(NamedTuple):
+class _Out(NamedTuple):
     """Writes a parameter, rounded by random bits if there is a key, and states."""
 
     key: int | None

@@ -49,7 +49,7 @@ def policy_of(nonfinite: str) -> str:
     return checks.choice(nonfinite, "nonfinite", ("propagate", "raise", "zero"))
 
 
-def known_norm(norm: Any) -> Array:
+def norm_array(norm: Any) -> Array:
     """An array as it is, a number as a host array, which any library's arrays may meet."""
     if is_array(norm) and not is_scalar(norm):
         return norm

@@ -458,7 +458,7 @@ def _on_one_device(library: Framework, views: Sequence[Array | None]) -> bool:
 def _signature(
     call: Call, backend: Backend | None, arrays: Sequence[Array | None], layouts: Any = None
 ) -> tuple[Any, ...]:
-    """All that a plan depends on. ``layouts``: what a library says of its arrays, if it does."""
+    """All that a plan depends on. ``layouts``: a library's own description of its arrays."""
     if layouts is None:
         layouts = tuple([None if a is None else (a.shape, a.dtype, a.strides) for a in arrays])
     options = call.options(call)

@@ -238,6 +238,6 @@ def close_to_dynamo(names: Iterable[Any]) -> None:
 
 
 def _is_ours(function: FunctionType) -> bool:
-    """True if its code is of no other library, such as what all context managers run."""
+    """True if a function is defined in gradkit, and not in a library such as contextlib."""
     name: str = function.__globals__["__name__"]
     return name.partition(".")[0] == "gradkit"

@@ -200,7 +200,7 @@ class Gradients(Arguments):
     def near(self, number: Array, label: str) -> Array:
         for place, share in enumerate(self.shares[1:], 1):
             if same_device(number, share.first()[1]):
-                return self.backend.brought(number, place)  # type: ignore[attr-defined]
+                return self.backend.bring(number, place)  # type: ignore[attr-defined]
         return super().near(number, label)
 
     def on_stream(self) -> AbstractContextManager[Any]:

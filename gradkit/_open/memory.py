@@ -55,7 +55,7 @@ def overlaps_itself(array: Array) -> bool:
 
 
 def _meets_itself(array: Array) -> bool:
-    """True if elements share memory whose indices differ: along some axis, 0 and a later one."""
+    """True if elements at different indices share memory, at index 0 of an axis and a later one."""
     whole = np.asarray(_AtAddress(_ANYWHERE, array))
     for axis, length in enumerate(array.shape):
         before = (slice(None),) * axis

@@ -23,7 +23,7 @@ class Parts(dict[Any, Any]):
 
 
 def replicas_in(tree: Any) -> Any:
-    """On how many ranks gradients lie, as a frozen tree says it of its parts; 1 if it has none."""
+    """Number of ranks that hold each gradient, read from a frozen tree's parts; 1 without parts."""
     if isinstance(tree, Parts):
         return tree.replicas
     if isinstance(tree, Mapping):

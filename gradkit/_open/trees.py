@@ -45,7 +45,7 @@ def freeze(tree: Any, is_leaf: IsLeaf = is_array, depth: int = 0) -> Any:
 
 
 def _is_around_one(tree: Any, container: Any) -> bool:
-    """True if what has a shape is opened as a container of one array, which has that shape."""
+    """True if the opened container holds one array, of the same shape as the object itself."""
     inner = [*container.values()] if isinstance(container, OpenedMapping) else []
     return len(inner) == 1 and getattr(inner[0], "shape", None) == tree.shape
 
@@ -250,9 +250,9 @@ def gradient_of(parameter: Any, attr: str, label: str) -> Any:
 
 
 def takes_no_gradient(value: Any, attr: str) -> bool:
-    """True if a tensor is no parameter, not even one that is frozen, but a gradient perhaps.
+    """True if a tensor cannot be a parameter, frozen ones included; it may be a gradient.
 
-    It may have been computed so that it can be differentiated again.
+    Such a gradient may itself be differentiable (``create_graph=True``).
     """
     differentiable = getattr(value, "requires_grad", None)
     if differentiable and not (getattr(value, "is_leaf", True) or value.retains_grad):

@@ -173,12 +173,10 @@ def units_along(group: Gradients, axis: Axis) -> UnitShapes:
     return _units_of(axes, shapes, tuple(group.names()))
 
 
-def _units_of(
-    axis_of_each: Sequence[Along], every: Sequence[Shape], names: Sequence[str]
-) -> UnitShapes:
+def _units_of(axis: Sequence[Along], every: Sequence[Shape], names: Sequence[str]) -> UnitShapes:
     """The same of gradients of these shapes and names."""
     axes, shapes = [], []
-    for one, shape, name in zip(axis_of_each, every, names, strict=True):
+    for one, shape, name in zip(axis, every, names, strict=True):
         along = _along(one, len(shape), name)
         axes.append(along)
         shapes.append(tuple(n for k, n in enumerate(shape) if k not in along))

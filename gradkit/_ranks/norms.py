@@ -67,7 +67,7 @@ class Wanted(NamedTuple):
 
     @property
     def is_queued(self) -> bool:
-        """True if no host has to know it, so that numbers may stay on devices."""
+        """True if no host needs the norm, so that numbers may stay on devices."""
         return not (self.per_tensor or self.rule.exact or self.rule.policy == "raise")
 
     def of(self, gradients: Gradients) -> "Wanted":
@@ -307,7 +307,7 @@ def compile_for(backend: Backend, operation: str, dtypes: frozenset[str]) -> Non
 
 
 def copies_of(gradients: Gradients, ranks: Ranks) -> list[int] | None:
-    """On how many ranks each gradient lies, if on more than one."""
+    """Number of ranks that hold each gradient; None if each is on one."""
     collective, replicas = ranks
     if collective.missing:
         gradients.refuse_shards("pass group")

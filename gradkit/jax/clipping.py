@@ -224,7 +224,7 @@ def _scale(scale: Any) -> Any:
 
 
 def copies_of(replicas: Any, axis_name: Any, grads: Any) -> tuple[int, ...] | None:
-    """On how many devices each gradient lies, if on more than one."""
+    """Number of devices that hold each gradient; None if each is on one."""
     if type(replicas) is int and replicas == 1:
         return None
     if axis_name is None:

@@ -7,7 +7,7 @@ import pytest
 
 from gradkit._calls.backend import OPERATIONS
 from gradkit._cuda import CudaBackend
-from gradkit._cuda.dry_run import DryDevice, asked_by
+from gradkit._cuda.dry_run import DryDevice, needed_by
 from gradkit._cuda.launch.grids import column_sums
 from gradkit._cuda.launch.kernels import Launch, kernels_in, source_of
 from testbed.emulator import EmulatedDevice, EmulatorFault
@@ -38,7 +38,7 @@ def test_they_wait_before_all_else(monkeypatch):
     monkeypatch.setattr(Launch, "__init__", note)
     expected, sums = sum_columns(EmulatedDevice())
     np.testing.assert_array_equal(sums, expected)
-    asked_by(CudaBackend(DryDevice(ON_GPUS[-1].idle)), OPERATIONS, {"float32"})
+    needed_by(CudaBackend(DryDevice(ON_GPUS[-1].idle)), OPERATIONS, {"float32"})
     assert found == {"column_sums"}
     for file in sorted({file for file, _ in combinations()}):
         source = source_of(file)

@@ -99,7 +99,7 @@ def test_values(name):
 
 def test_numbers_are_rounded_to_the_nearest():
     """Ties to the even one; a NaN stays one, and what is too large becomes infinite."""
-    from gradkit._cuda.launch.buffers import as_known, assign
+    from gradkit._cuda.launch.buffers import as_readable, assign
 
     halfway = [1 + k / 256 for k in (1, 3)]
     host = np.array([*halfway, -1 - 2**-8 - 2**-20, 3e38, 3.4e38, np.inf, np.nan, 0, -0.0], "f4")
@@ -110,7 +110,7 @@ def test_numbers_are_rounded_to_the_nearest():
     assign(made, there(host))
     np.testing.assert_array_equal(back(made).astype("f4"), expected.astype("f4"))
     np.testing.assert_array_equal(np.signbit(back(made)[7:9]), [False, True])
-    wide = as_known(made)
+    wide = as_readable(made)
     assert wide.dtype == np.float32
     np.testing.assert_array_equal(back(wide), expected.astype("f4"))
     again = there(np.zeros(host.size, np.float32))

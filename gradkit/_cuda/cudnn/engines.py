@@ -35,32 +35,32 @@ def may_be_cudnns(call: Any) -> bool:
     engine = getattr(call, "engine", "native")
     if engine == "native" or library.is_missing():
         return False
-    return engine is not None or not _is_left_to_us(call)
+    return engine is not None or not _is_native_faster(call)
 
 
-def _is_left_to_us(call: Any) -> bool:
+def _is_native_faster(call: Any) -> bool:
     wanted = getattr(call, "wanted", None)
     without_dx = wanted is not None and "dx" not in wanted
     return without_dx or channels_innermost(call.x, call.channel_axis)
 
 
-def done_by_cudnn(device: Device, call: Any, run: ByCudnn, more: tuple[Any, ...]) -> bool:
+def run_by_cudnn(device: Device, call: Any, run: ByCudnn, more: tuple[Any, ...]) -> bool:
     """Run the call by cuDNN if its ``engine`` allows it; return whether it ran.
 
     ``more``: what decides whether cuDNN supports the call, besides its kind, ``x`` and the axis.
     """
     engine, x, axis = call.engine, call.x, call.channel_axis
-    if engine == "native" or (engine is None and _is_left_to_us(call)):
+    if engine == "native" or (engine is None and _is_native_faster(call)):
         return False
     if engine is None:
-        return _taken_by_cudnn(device, run, (type(call), x.shape, x.strides, x.dtype, axis, *more))
+        return _try_cudnn(device, run, (type(call), x.shape, x.strides, x.dtype, axis, *more))
     if device.cuda_stream() is None:
         raise BackendUnavailableError(f"engine={engine!r} needs a CUDA device")
     run(library.cudnn(), device, persistent=engine == "cudnn-persistent")
     return True
 
 
-def _taken_by_cudnn(device: Device, run: ByCudnn, case: tuple[Any, ...]) -> bool:
+def _try_cudnn(device: Device, run: ByCudnn, case: tuple[Any, ...]) -> bool:
     """Run the call by cuDNN if that is possible; return whether it ran."""
     if device.cuda_stream() is None:
         return False

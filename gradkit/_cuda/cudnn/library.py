@@ -50,12 +50,12 @@ def cudnn() -> Cudnn:
 
 
 def is_used(other: Cudnn) -> bool:
-    """True if that is the process's cuDNN."""
+    """True if ``other`` is the cuDNN that this process uses."""
     return _library is other
 
 
 def is_missing() -> bool:
-    """True if a call has looked for cuDNN in vain."""
+    """True if an earlier call has searched for cuDNN and not found it."""
     return isinstance(_library, BackendUnavailableError)
 
 

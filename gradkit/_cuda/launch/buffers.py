@@ -165,10 +165,10 @@ def assign(to: Array, source: Array) -> None:
         rounded = (bits | is_nan << np.uint32(22)) + up * (np.uint32(1) - is_nan)
         _bits(to)[...] = (rounded >> np.uint32(16)).astype(np.uint16)
     else:
-        to[...] = as_known(source)
+        to[...] = as_readable(source)
 
 
-def as_known(array: Array) -> Array:
+def as_readable(array: Array) -> Array:
     """The array, or its values in a dtype that CuPy's own kernels know."""
     if not _is_bfloat16(array):
         return array

@@ -131,7 +131,7 @@ def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedK
     return loaded
 
 
-def asked_of(device: Device) -> list[Combination]:
+def take_combinations(device: Device) -> list[Combination]:
     """Return each combination of macros that a device was asked for, and forget its kernels."""
     own = [key for key in [*_kernels] if key[0] == id(device)]
     combinations: dict[tuple[Any, ...], Combination] = {}
