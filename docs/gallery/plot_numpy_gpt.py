@@ -23,6 +23,8 @@ and W the width.
 import argparse
 import math
 import os
+import platform
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -380,8 +382,15 @@ def torch_speed(steps: int) -> float:
 # %%
 # A run
 # -----
-# This page was built with ``--steps 40 --plot``: too few steps for words. Tokens a second are of
-# the machine that built it.
+# This page was built with ``--steps 40 --plot``: too few steps for words. The output names the
+# machine.
+
+
+def machine() -> str:
+    """The processor's name, if the system tells, and the number of its cores."""
+    file = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", file.read_text()) if file.exists() else []
+    return f"{[*names, platform.machine()][0]}, {os.cpu_count()} cores"
 
 
 def plot(losses: list[float]) -> None:
@@ -404,6 +413,7 @@ def main(arguments: list[str] | None = None) -> Training:
     training, speed = train(encoded(), options.steps, options.checkpoint)
     losses = training.losses
     print(f"{len(losses)} steps, loss {losses[0]:.3f} -> {losses[-1]:.3f} nats a token")
+    print(f"On {machine()}:")
     print(f"gradkit and {xp.__name__}: {speed:,.0f} tokens/s")
     ours, theirs = (milliseconds(f, training) for f in (Training.adamw, adamw_by_expressions))
     print(f"AdamW: {ours:.2f} ms a step, as expressions {theirs:.2f} ms")

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import re
 
 import numpy as np
 import pytest
@@ -97,8 +98,9 @@ def test_it_learns_and_writes(example, capsys):
     printed = capsys.readouterr().out
     assert training.losses[0] == pytest.approx(math.log(len(example.CHARACTERS)), abs=0.1)
     assert np.mean(training.losses[-5:]) < training.losses[0] - 0.5
-    steps, ours, adamw, theirs, *text = printed.splitlines()
+    steps, cores, ours, adamw, theirs, *text = printed.splitlines()
     assert steps.startswith("40 steps, loss 4.")
+    assert re.fullmatch(r"On .+, \d+ cores:", cores)
     assert ours.startswith("gradkit and numpy: ")
     assert adamw.startswith("AdamW: ")
     assert theirs.startswith("PyTorch")
