@@ -32,7 +32,7 @@ PER_THREAD = 2  # CUDA's handle of the per-thread default stream
 ROOM = np.zeros(1 << 12, np.uint8)  # the memory of every array that is allocated
 
 needs_cupy = pytest.mark.skipif(
-    importlib.util.find_spec("cupy") is None, reason="CuPy is not installed"
+    importlib.util.find_spec("cupy") is None, reason="cupy is not installed"
 )
 
 

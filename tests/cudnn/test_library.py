@@ -28,7 +28,7 @@ from tests.cudnn.fake import HostDevice
 
 REQUIRED = os.environ.get("GRADKIT_CUDNN")
 if REQUIRED is None and importlib.util.find_spec("cupy") is None:
-    pytest.skip("no CuPy", allow_module_level=True)
+    pytest.skip("cupy is not installed", allow_module_level=True)
 pytestmark = pytest.mark.cudnn
 NOT_INITIALIZED = {"cupy.cuda.cudnn": 1, "ctypes": 1001}
 NOT_SUPPORTED = {"cupy.cuda.cudnn": 9, "ctypes": 3000}

@@ -74,7 +74,9 @@ def test_the_tutorial_with_cupy_in_the_place_of_numpy(monkeypatch):
     assert isinstance(names["grads"]["scale"], cupy.ndarray)
 
 
-@pytest.mark.skipif("testbed.driver.plugin" not in sys.modules, reason="not on testbed's driver")
+@pytest.mark.skipif(
+    "testbed.driver.plugin" not in sys.modules, reason="not on the testbed's driver"
+)
 def test_the_program_of_the_drivers_page():
     """In a process of its own, since it installs the driver before CuPy is imported."""
     (program,) = blocks("testbed/driver/README.md", "python")

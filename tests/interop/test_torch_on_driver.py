@@ -25,7 +25,7 @@ from .libraries import framework, on_a_device, without_tables
 from .test_devices import check_hazards
 
 if "testbed.driver.plugin" not in sys.modules:
-    pytest.skip("needs the testbed's driver", allow_module_level=True)
+    pytest.skip("not on the testbed's driver", allow_module_level=True)
 import cupy
 
 pytestmark = pytest.mark.filterwarnings("ignore:cuDNN cannot be used")
