@@ -94,9 +94,15 @@ __device__ __forceinline__ Activated activated(A gate, int silu) {
 // The first column of a thread's k-th pack.
 __device__ __forceinline__ i64 column_of(i64 k) { return (k * blockDim.x + threadIdx.x) * VEC; }
 
-// A scale with its offset, for a pack.
-__device__ __forceinline__ void load_scale(const Layout& layout, const PARAM_T* scale, i64 column, A (&to)[VEC]) {
-    load_or<VEC>(scale, column, A{1}, to);
+// A pack of scale: fetched with the row's packs, so that no load waits for the row's sum.
+typedef Raw<PARAM_T, VEC> Scale;
+
+__device__ __forceinline__ Scale fetch_scale(bool inside, const PARAM_T* scale, i64 column) {
+    return fetch_if<VEC>(inside && scale, scale + column, narrow<PARAM_T>(A{1}));
+}
+
+__device__ __forceinline__ void widen_scale(const Layout& layout, const Scale& scale, A (&to)[VEC]) {
+    widen(scale, to);
 #pragma unroll
     for (int i = 0; i < VEC; ++i) to[i] = shifted(layout, to[i]);
 }

@@ -22,15 +22,23 @@ enum { X, GATE, Y };
 // A thread's part of a row.
 struct Row {
     const DATA_T *x, *gate;
+    const PARAM_T* scale;
     i64 width;  // 0 for a row beyond the last
 };
 
 // A pack of a row, as memory has it.
-struct Part { Raw<DATA_T, VEC> x, gate; };
+struct Part {
+    Raw<DATA_T, VEC> x, gate;
+    Scale scale;
+};
 
 __device__ __forceinline__ Part fetch_part(const Row& row, i64 column) {
     const bool inside = column < row.width;
-    return {fetch_data(inside, row.x + column), fetch_data(inside, row.gate + column)};
+    return {
+        fetch_data(inside, row.x + column),
+        fetch_data(inside, row.gate + column),
+        fetch_scale(inside, row.scale, column),
+    };
 }
 
 __device__ __forceinline__ A factor_of(const Part& at, int i, int silu) {
@@ -118,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(512, CHUNKS ? 1 : 2) gated_rms_norm
         const bool inside = row < rows;
         const Place place = place_of(layout, row);
         const Row own = {
-            x + start_of(layout, X, place, width), gate + start_of(layout, GATE, place, width),
+            x + start_of(layout, X, place, width), gate + start_of(layout, GATE, place, width), scale,
             inside ? width : 0,
         };
         const Packs packs(own, silu);
@@ -132,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(512, CHUNKS ? 1 : 2) gated_rms_norm
         DATA_T* to = y + start_of(layout, Y, place, width);
         packs.each([&](i64 column, const Part& at, A (&values)[VEC]) {
             A factors[VEC];
-            load_scale(layout, scale, column, factors);
+            widen_scale(layout, at.scale, factors);
 #pragma unroll
             for (int i = 0; i < VEC; ++i) {
                 values[i] = values[i] * normal * factors[i];

@@ -23,13 +23,20 @@ enum { DY, X, GATE, DX, DGATE };
 
 struct Row {
     const DATA_T *dy, *x, *gate;
+    const PARAM_T* scale;
     DATA_T *dx, *dgate;
     A inv_std;
     i64 width;  // 0 for a row beyond the last
 };
 
 // A pack of a row, as memory has it.
-struct Part { Raw<DATA_T, VEC> dy, x, gate; };
+struct Part {
+    Raw<DATA_T, VEC> dy, x, gate;
+    Scale scale;
+};
+
+// Beside four packs of a row, ptxas would spill.
+constexpr bool SCALE_LATE = CHUNKS == 4;
 
 __device__ __forceinline__ Part fetch_part(const Row& row, i64 column) {
     const bool inside = column < row.width;
@@ -37,6 +44,7 @@ __device__ __forceinline__ Part fetch_part(const Row& row, i64 column) {
         fetch_data(inside, row.dy + column),
         fetch_data(inside, row.x + column),
         fetch_data(inside, row.gate + column),
+        fetch_scale(inside && !SCALE_LATE, row.scale, column),
     };
 }
 
@@ -122,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) gated_rms_norm_grad(
         const Place place = place_of(layout, number);
         const Row row = {
             dy + start_of(layout, DY, place, width), x + start_of(layout, X, place, width),
-            gate + start_of(layout, GATE, place, width), dx + start_of(layout, DX, place, width),
+            gate + start_of(layout, GATE, place, width), scale, dx + start_of(layout, DX, place, width),
             dgate + start_of(layout, DGATE, place, width), inside ? widen(inv_std[number]) : A{0},
             inside ? width : 0,
         };
@@ -139,16 +147,17 @@ extern "C" __global__ void __launch_bounds__(512, 1) gated_rms_norm_grad(
             if (column >= row.width) continue;
             if (BEFORE_8) part[c] = fetch_part(row, column);
             A factors[VEC];
-            load_scale(layout, scale, column, factors);
+            widen_scale(layout, SCALE_LATE ? fetch_scale(true, scale, column) : part[c].scale, factors);
             terms[c] = Terms(part[c], factors, silu);
             total += sum_of_products(terms[c], row.inv_std);
             write_early(row, column, part[c], terms[c], factors, sums[c]);
         }
 #else
         for (i64 k = 0; column_of(k) < row.width; ++k) {
+            const Part part = fetch_part(row, column_of(k));
             A factors[VEC];
-            load_scale(layout, scale, column_of(k), factors);
-            total += sum_of_products(Terms(fetch_part(row, column_of(k)), factors, silu), row.inv_std);
+            widen_scale(layout, part.scale, factors);
+            total += sum_of_products(Terms(part, factors, silu), row.inv_std);
         }
 #endif
         const A mean = narrow<A>(__dmul_rn(row_sums(total, slots, turn), share));
@@ -163,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) gated_rms_norm_grad(
             A sums[VEC], factors[VEC];
             fill<VEC>(sums, A{0});
             if (partials && turn) load<VEC>(own + column, sums);
-            load_scale(layout, scale, column, factors);
+            widen_scale(layout, part.scale, factors);
             const Terms terms(part, factors, silu);
             write_early(row, column, part, terms, factors, sums);
             write_late(row, column, terms, mean);

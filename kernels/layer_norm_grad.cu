@@ -20,9 +20,9 @@
 // If LONG, x is THREADS, y is 1, and dynamic shared memory has PLANES * CHUNKS * VEC * x elements of type A;
 // if LONG is 2, CHUNKS * VEC * x of PARAM_T follow.
 //
-// A thread keeps the sums of its columns in registers for all its rows, and its columns of scale if
-// there are enough registers (KEEP_SCALE); otherwise it rereads scale from the cache. LONG rows
-// have too many columns: their sums are in shared memory, and so is scale if LONG is 2. A thread
+// A thread keeps the sums of its columns in registers for all its rows, and its columns of 1 / scale (INVERSES) and
+// of scale (KEEP_SCALE) if there are enough registers; otherwise it rereads scale from the cache, and divides by it.
+// LONG rows have too many columns: their sums are in shared memory, and so is scale if LONG is 2. A thread
 // keeps a row in the dtype of memory, which for 16 bits takes half as many registers as w and xhat,
 // and computes those twice.
 
@@ -57,32 +57,48 @@ __device__ __forceinline__ i64 chunk_offset(int chunk, int width) {
     return static_cast<i64>(chunk * threads() * VEC);
 }
 
-// Registers that a row takes (of its output, dy, xhat and a division), its ds, a parameter, and the sums.
+// Registers that a row takes in the dtype of memory, its ds, a parameter, and a number for each column.
 constexpr int PACK = words<Raw<DATA_T, VEC>>();
-constexpr int ROW = FROM_OUTPUT ? CHUNKS * (PACK + VEC * words<A>()) + 3 * words<A>()
-                                : 2 * (CHUNKS * (1 + ACROSS) * PACK + ODD);
+constexpr int RAW_ROW = 2 * (CHUNKS * (1 + ACROSS) * PACK + ODD);
 constexpr int ROW_OF_DS = CHUNKS * PACK + ODD;
 constexpr int PARAMETER = CHUNKS * words<Raw<PARAM_T, VEC>>() + ODD;
-constexpr int SUMS = LONG ? 0 : PLANES * (CHUNKS * VEC + ODD) * words<A>();
-constexpr int TAKEN = needed(ALL_CHUNKS) + ROW + SUMS;
+constexpr int NUMBERS = (CHUNKS * VEC + ODD) * words<A>();
+
+// 1 / scale of all columns, if there are registers for it beside scale and bias, and none are needed for addresses;
+// otherwise a row's xhat is kept in place of its source.
+constexpr int WITH_INVERSES = RAW_ROW + (PLANES + 1) * NUMBERS + (ADDED ? ROW_OF_DS : 0) + (1 + HAS_BIAS) * PARAMETER;
+constexpr bool INVERSES = FROM_OUTPUT && !LONG && !STRIDED &&
+    needed(ALL_CHUNKS) + WITH_INVERSES <= registers(512, 1);
+
+// What a row takes (with xhat and a division, if FROM_OUTPUT without INVERSES), and what all rows share.
+constexpr int ROW = FROM_OUTPUT && !INVERSES ? CHUNKS * PACK + NUMBERS + 3 * words<A>() : RAW_ROW;
+constexpr int SHARED = LONG ? 0 : (PLANES + INVERSES) * NUMBERS;
+constexpr int TAKEN = needed(ALL_CHUNKS) + ROW + SHARED;
 
 // Two blocks are resident if there are registers for that, and at most eight columns: of twelve, scale would be
 // read from the cache, in four more round trips. Of SHORT_ODD rows three are, where a row's loads are in flight at
 // once all the same: ptxas would take more registers than it needs.
 constexpr bool THREE_BLOCKS = SHORT_ODD && !SINCE_10;
-constexpr bool TWO_BLOCKS = !LONG && CHUNKS * VEC * words<A>() <= 8 && TAKEN <= registers(512, 2);
+constexpr int BIAS = HAS_BIAS && INVERSES ? PARAMETER : 0;
+constexpr bool TWO_BLOCKS = !LONG && CHUNKS * VEC * words<A>() <= 8 && TAKEN + BIAS <= registers(512, 2);
 constexpr int BLOCKS = THREE_BLOCKS ? 3 : TWO_BLOCKS ? 2 : 1;
 
 // Other rows wait for instructions, and not for memory.
-constexpr bool WAITS_FOR_MEMORY = !LONG && !FROM_OUTPUT && !STRIDED && !ODD && VEC > 1;
+constexpr bool WAITS_FOR_MEMORY = !LONG && !STRIDED && !ODD && VEC > 1;
 
-// Further values in registers. A bias is done with before dx is computed. ds as doubles, or ds and scale of two packs,
-// spill for sm_120; a long bias as doubles at strides, for sm_70.
-struct Kept { bool ds, scale, next, bias; };
+// Further values in registers. ds as doubles, or ds and scale of two packs, spill for sm_120; a long bias as doubles at
+// strides, for sm_70.
+struct Kept { bool ds, scale, next, bias, xhat; };
 constexpr Kept kept() {
     Room room = {registers(THREE_BLOCKS ? THREADS : 512, BLOCKS) - TAKEN - (ADDED && BEFORE_8 ? 8 : 0)};
     Kept found = {};
-    found.bias = HAS_BIAS && ((LONG && !(STRIDED && sizeof(A) == 8)) || PARAMETER <= room.left);
+    // With INVERSES a bias is kept for all rows beside scale, or is done with before dx is computed, from xhat. Of 16 bits
+    // ptxas keeps some of the widened numbers too.
+    const int widened = sizeof(DATA_T) > 2 ? 0 : VEC > 1 ? 14 : 24;
+    found.xhat = FROM_OUTPUT && (!INVERSES || (HAS_BIAS && 2 * PARAMETER + widened > room.left));
+    if (HAS_BIAS && !found.xhat) room.left -= PARAMETER + widened;
+    if (INVERSES && found.xhat) room.left -= NUMBERS - CHUNKS * PACK;
+    found.bias = HAS_BIAS && (!found.xhat || (LONG && !(STRIDED && sizeof(A) == 8)) || PARAMETER <= room.left);
     found.ds = ADDED && (BLOCKS == 1 || !STRIDED) && sizeof(A) == 4 && room.keeps(ROW_OF_DS);
     const int next = ROW + (found.ds ? ROW_OF_DS : 0) + CHUNKS;
     // Beside ds before scale, which the cache has; then ptxas takes more registers, and many if scale is wider.
@@ -94,7 +110,9 @@ constexpr Kept kept() {
 constexpr bool DS_WITH_ROW = kept().ds;
 constexpr bool KEEP_SCALE = kept().scale;
 constexpr bool AHEAD = kept().next;
-constexpr bool BIAS_AT_ONCE = kept().bias;
+constexpr bool KEEP_XHAT = kept().xhat;
+constexpr bool KEEP_BIAS = kept().bias && !KEEP_XHAT;
+constexpr bool BIAS_AT_ONCE = kept().bias && KEEP_XHAT;
 
 // ptxas computes what it can before it issues the last loads of a row, which then come in a second
 // round trip. So statistics are read before the elements, or behind them if these are many or there
@@ -111,7 +129,7 @@ struct Row {
     Raw<DATA_T, VEC> ds[ALL_CHUNKS];  // if DS_WITH_ROW
     RawStatistics of;
 #if FROM_OUTPUT
-    Numbers xhat[CHUNKS][VEC];  // kept by `sum_row`, in place of the source: a division takes long
+    Numbers xhat[KEEP_XHAT ? CHUNKS : 1][VEC];  // kept by `sum_row`, in place of the source: a division takes long
 #endif
 };
 
@@ -151,9 +169,11 @@ __device__ __forceinline__ void fetch_row(const Arrays& in, i64 row, i64 rows, i
     if (!STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);
 }
 
-// Registers of a thread for all its rows: its columns of scale, and their sums.
+// Registers of a thread for all its rows: its columns of scale, its inverse and bias, and their sums.
 struct Columns {
     Raw<PARAM_T, VEC> scale[ALL_CHUNKS];  // if KEEP_SCALE
+    Raw<PARAM_T, VEC> bias[ALL_CHUNKS];  // if KEEP_BIAS
+    A inverse[INVERSES ? ALL_CHUNKS : 1][VEC];
 #if LONG
     A* sums;
     // Neighbouring threads use neighbouring words, so there are no bank conflicts.
@@ -171,6 +191,9 @@ struct Columns {
     __device__ __forceinline__ A& sum(int plane, int c, int k) { return sums[plane][c][k]; }
     __device__ __forceinline__ explicit Columns(A*) {}
 #endif
+    __device__ __forceinline__ Numbers inverse_at(int c, int k) const {
+        return INVERSES ? numbers_at(inverse[c], k) : Numbers{};
+    }
 };
 
 // A parameter's values for a chunk. Beyond the last column, and if it is null, `absent`.
@@ -184,6 +207,10 @@ __device__ __forceinline__ Raw<PARAM_T, VEC> scale_of(const PARAM_T* scale, cons
 #else
     return KEEP_SCALE ? own.scale[c] : fetch_columns(scale, c, width, A{1});
 #endif
+}
+
+__device__ __forceinline__ Raw<PARAM_T, VEC> bias_of(const PARAM_T* bias, const Columns& own, int c, int width) {
+    return KEEP_BIAS ? own.bias[c] : fetch_columns(bias, c, width, A{0});
 }
 
 __device__ __forceinline__ void clear(Columns& own) {
@@ -208,7 +235,7 @@ __device__ __forceinline__ Pair<A> sum_row(
     Pair<A> sums = {0, 0};
 #pragma unroll
     for (int c = 0; c < ALL_CHUNKS; ++c) {
-        if (HAS_BIAS && !BIAS_AT_ONCE) biases[c] = fetch_columns(in.bias, c, width, A{0});
+        if (HAS_BIAS && !BIAS_AT_ONCE) biases[c] = bias_of(in.bias, own, c, width);
         // Beyond the last column xhat is 0. With the row's statistics it could overflow, and
         // 0 * xhat would be NaN.
         const bool inside = is_inside(c, width);
@@ -218,13 +245,13 @@ __device__ __forceinline__ Pair<A> sum_row(
 #pragma unroll
         for (int k = 0; k < VEC; k += ABREAST) {
             if (!has(c, k)) continue;
-            Elements e = elements_at(in.layout, at.part[c], parameters, here, k);
+            Elements e = elements_at<INVERSES>(in.layout, at.part[c], parameters, here, k, own.inverse_at(c, k));
             if (NEVER_EARLY && !inside) e.xhat = each(A{0});
             const int count = has(c, k + ABREAST - 1) ? ABREAST : 1;
             add_to_columns(e, [&](int plane, int i) -> A& { return own.sum(plane, c, k + i); }, count);
             add_to_row(e, sums, count);
 #if FROM_OUTPUT
-            at.xhat[c][k] = e.xhat;
+            if (KEEP_XHAT) at.xhat[c][k] = e.xhat;
 #endif
         }
     }
@@ -241,7 +268,8 @@ __device__ __forceinline__ void write_row(
 #pragma unroll
     for (int c = 0; c < ALL_CHUNKS; ++c) {
         if (!is_inside(c, width)) continue;
-        const Parameters parameters = {scale_of(in.scale, own, c, width), {}};
+        Parameters parameters = {scale_of(in.scale, own, c, width), {}};
+        if (HAS_BIAS && !KEEP_XHAT) parameters.bias = bias_of(in.bias, own, c, width);
         Raw<DATA_T, VEC> further = {};
         if (DS_WITH_ROW) {
             further = at.ds[c];
@@ -252,9 +280,9 @@ __device__ __forceinline__ void write_row(
 #pragma unroll
         for (int k = 0; k < VEC; k += ABREAST) {
             if (!has(c, k)) continue;
-            Elements e = elements_at(in.layout, at.part[c], parameters, of, k);
+            Elements e = elements_at<INVERSES>(in.layout, at.part[c], parameters, of, k, own.inverse_at(c, k));
 #if FROM_OUTPUT
-            e.xhat = at.xhat[c][k];
+            if (KEEP_XHAT) e.xhat = at.xhat[c][k];
 #endif
             put_numbers(out, k, gradient(e, means, of.inv_std, numbers_at(further, k)));
         }
@@ -320,12 +348,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) layer_norm_grad(
     const Arrays in = {dy, source, scale, bias, mean, inv_std, ds, layout};
     Columns own(tile);
 #pragma unroll
-    for (int c = 0; c < ALL_CHUNKS; ++c)
+    for (int c = 0; c < ALL_CHUNKS; ++c) {
 #if LONG == 2
         own.shared_scale(c) = fetch_columns(scale, c, width, A{1});
 #else
         if (KEEP_SCALE) own.scale[c] = fetch_columns(scale, c, width, A{1});
 #endif
+        if (KEEP_BIAS) own.bias[c] = fetch_columns(bias, c, width, A{0});
+        if (INVERSES) invert(in.layout, scale_of(scale, own, c, width), own.inverse[c]);
+    }
     clear(own);
     A share = {1};
     share /= width;  // once: a division takes as long as a row's sums

@@ -9,7 +9,7 @@
 // width; gridDim.x a multiple of CLUSTER; gridDim.z as in layer_norm_grad.cu. If VEC > 1, width is a
 // multiple of VEC and arrays are aligned for packs (with a `layout`, only scale, bias and partials).
 //
-// A thread keeps its columns of scale, and their sums over all its rows, in registers.
+// A thread keeps its columns of scale and of 1 / scale (INVERSES), and their sums over all its rows, in registers.
 
 #include "cluster.cuh"
 #include "registers.cuh"
@@ -21,23 +21,31 @@ __device__ __forceinline__ int column_of(int chunk) {
     return (block * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * VEC;
 }
 
+// 1 / scale is in registers too, if none are needed for addresses. xhat is kept if it took a division, or a bias.
+constexpr bool INVERSES = FROM_OUTPUT && !STRIDED;
+constexpr bool KEEP_XHAT = FROM_OUTPUT && (STRIDED || CENTRED);
+
 // A thread's part of a row, as memory has it.
 struct Row {
     Part part[CHUNKS];
     RawStatistics of;
+#if FROM_OUTPUT
+    Numbers xhat[KEEP_XHAT ? CHUNKS : 1][VEC];  // kept by `sum_row`
+#endif
 };
 
-// Registers of a thread for all its rows: its columns of scale, and their sums.
+// Registers of a thread for all its rows: its columns of scale, its inverse, and their sums.
 struct Columns {
     Raw<PARAM_T, VEC> scale[CHUNKS];
+    A inverse[CHUNKS][VEC];  // if INVERSES
     A sums[PLANES][CHUNKS][VEC];
 };
 
 // True if there are registers for a row in flight while another is worked on, beside what the sums of a cluster
 // take. Other rows wait for instructions, and not for memory.
 constexpr int ROW = 2 * CHUNKS * words<Raw<DATA_T, VEC>>();
-constexpr int KEPT = CHUNKS * (words<Raw<PARAM_T, VEC>>() + PLANES * VEC * words<A>());
-constexpr bool AHEAD = !FROM_OUTPUT && !STRIDED && VEC * sizeof(DATA_T) == 16 &&
+constexpr int KEPT = CHUNKS * (words<Raw<PARAM_T, VEC>>() + (PLANES + INVERSES) * VEC * words<A>());
+constexpr bool AHEAD = !STRIDED && VEC * sizeof(DATA_T) == 16 &&
     needed(CHUNKS) + 16 + KEPT + 2 * ROW + CHUNKS <= registers(CLUSTER_THREADS, 1);
 
 // A parameter's values for a chunk. Beyond the last column, and if it is null, `absent`.
@@ -61,11 +69,9 @@ __device__ __forceinline__ Row fetch_row(const Arrays& in, bool exists, i64 row,
     return to;
 }
 
-typedef Numbers Xhats[CHUNKS][VEC];
-
 // Adds to the column sums; returns the thread's row sums.
 __device__ __forceinline__ Pair<A> sum_row(
-    const Arrays& in, const Statistics& of, int width, Columns& own, const Row& at, Xhats& xhats
+    const Arrays& in, const Statistics& of, int width, Columns& own, Row& at
 ) {
     Pair<A> sums = {0, 0};
 #pragma unroll
@@ -77,18 +83,21 @@ __device__ __forceinline__ Pair<A> sum_row(
         const Statistics here = column_of(c) < width ? of : Statistics{0, 0};
 #pragma unroll
         for (int k = 0; k < VEC; k += ABREAST) {
-            const Elements e = elements_at(in.layout, at.part[c], parameters, here, k);
+            const Numbers inverse = numbers_at(own.inverse[c], k);
+            const Elements e = elements_at<INVERSES>(in.layout, at.part[c], parameters, here, k, inverse);
             add_to_columns(e, [&](int plane, int i) -> A& { return own.sums[plane][c][k + i]; });
             add_to_row(e, sums);
-            xhats[c][k] = e.xhat;
+#if FROM_OUTPUT
+            if (KEEP_XHAT) at.xhat[c][k] = e.xhat;
+#endif
         }
     }
     return sums;
 }
 
 __device__ __forceinline__ void write_row(
-    const Arrays& in, DATA_T* dx, i64 row, int width, const Row& at, const Columns& own, const Xhats& xhats,
-    const Statistics& of, const Pair<A>& means
+    const Arrays& in, DATA_T* dx, i64 row, int width, const Row& at, const Columns& own, const Statistics& of,
+    const Pair<A>& means
 ) {
     const Place place = place_of(in.layout, row);
     dx += start_of(in.layout, DX, place, width);
@@ -98,13 +107,16 @@ __device__ __forceinline__ void write_row(
         if (column_of(c) >= width) continue;
         Raw<DATA_T, VEC> further = {};
         if (ADDED) further = fetch_data(true, ds + column_of(c));
-        const Parameters parameters = {own.scale[c], {}};
+        Parameters parameters = {own.scale[c], {}};
+        if (HAS_BIAS && !KEEP_XHAT) parameters.bias = fetch_columns(in.bias, c, width, A{0});
         A out[VEC];
 #pragma unroll
         for (int k = 0; k < VEC; k += ABREAST) {
-            Elements e = elements_at(in.layout, at.part[c], parameters, of, k);
-            // A division takes long; all else takes fewer registers if it is computed again.
-            if (FROM_OUTPUT) e.xhat = xhats[c][k];
+            const Numbers inverse = numbers_at(own.inverse[c], k);
+            Elements e = elements_at<INVERSES>(in.layout, at.part[c], parameters, of, k, inverse);
+#if FROM_OUTPUT
+            if (KEEP_XHAT) e.xhat = at.xhat[c][k];
+#endif
             put_numbers(out, k, gradient(e, means, of.inv_std, numbers_at(further, k)));
         }
         store_data(dx + column_of(c), out);
@@ -130,18 +142,20 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(CLUSTER_T
     if (AHEAD) next = fetch_row(in, row < end, row, width);
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) own.scale[c] = fetch_columns(scale, c, width, A{1});
+    if (INVERSES)
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) invert(in.layout, own.scale[c], own.inverse[c]);
     cluster_barrier();
     for (int turn = 0; row < end; row += step, ++turn) {
-        const Row at = AHEAD ? next : fetch_row(in, true, row, width);
+        Row at = AHEAD ? next : fetch_row(in, true, row, width);
         if (AHEAD) next = fetch_row(in, row + step < end, row + step, width);
         const Statistics of = widen(at.of);
-        Xhats xhats;
-        const Pair<A> sums = sum_row(in, of, width, own, at, xhats);
+        const Pair<A> sums = sum_row(in, of, width, own, at);
         if (MAY_LACK_DX && !dx) continue;
         Pair<A> means = cluster_sums(sums, slots, turn);
         means.first = means.first * share;
         means.second = means.second * share;
-        write_row(in, dx, row, width, at, own, xhats, of, means);
+        write_row(in, dx, row, width, at, own, of, means);
     }
     if (!partials) return;
 #pragma unroll

@@ -67,8 +67,14 @@ __device__ __forceinline__ Statistics statistics_of(const Arrays& in, i64 row) {
     return widen(fetch_statistics(in, true, row));
 }
 
-__device__ __forceinline__ Numbers normalized(Numbers source, Numbers scale, Numbers bias, const Statistics& of) {
-    if (FROM_OUTPUT) return (HAS_BIAS ? source - bias : source) / scale;
+// xhat from the norm's input or output. `inverse`: of scale, by which y is multiplied, if the thread has it for all its
+// rows: a quotient takes as long as ten products. So each way to hold a row has the same bits, within two units in the
+// last place for scales up to 2^126.
+template <bool INVERSES>
+__device__ __forceinline__ Numbers normalized(
+    Numbers source, Numbers scale, Numbers bias, const Statistics& of, Numbers inverse
+) {
+    if (FROM_OUTPUT) return (HAS_BIAS ? source - bias : source) * (INVERSES ? inverse : each(A{1}) / scale);
     return (CENTRED ? source - each(of.mean) : source) * each(of.inv_std);
 }
 
@@ -80,11 +86,20 @@ struct Parameters { Raw<PARAM_T, VEC> scale, bias; };
 struct Elements { Numbers dy, xhat, w; };
 
 // The terms of the elements from the k-th on.
+template <bool INVERSES = false>
 __device__ __forceinline__ Elements elements_at(
-    const Layout& layout, const Part& at, const Parameters& own, const Statistics& of, int k
+    const Layout& layout, const Part& at, const Parameters& own, const Statistics& of, int k, Numbers inverse = {}
 ) {
     const Numbers dy = numbers_at(at.dy, k), scale = shifted(layout, numbers_at(own.scale, k));
-    return {dy, normalized(numbers_at(at.source, k), scale, numbers_at(own.bias, k), of), dy * scale};
+    const Numbers source = numbers_at(at.source, k), bias = numbers_at(own.bias, k);
+    return {dy, normalized<INVERSES>(source, scale, bias, of, inverse), dy * scale};
+}
+
+// 1 / scale of a pack's columns, which a thread computes once for all its rows.
+__device__ __forceinline__ void invert(const Layout& layout, const Raw<PARAM_T, VEC>& scale, A (&inverse)[VEC]) {
+    widen(scale, inverse);
+#pragma unroll
+    for (int k = 0; k < VEC; ++k) inverse[k] = A{1} / shifted(layout, inverse[k]);
 }
 
 // Adds to a row's sums of w and of w * xhat, one element after the other: those of the first `count`.

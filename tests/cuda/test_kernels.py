@@ -223,7 +223,11 @@ def _fewest_threads(file, macros):
     many |= file == "layer_norm" and strided
     if file == "layer_norm_grad":
         bytes_held = macros["CHUNKS"] * macros["VEC"] * (8 if macros["DATA_T"] == "float64" else 4)
-        many = bytes_held > (32 if macros["VEC"] > 1 else 16)
+        most = 32 if macros["VEC"] > 1 else 16
+        # Beside 1 / scale of as many columns, and a bias or two wide packs, one block is resident.
+        inverses = macros["CENTRED"] == 1 or "16" not in macros["DATA_T"]
+        inverses &= macros["FROM_OUTPUT"] == 1
+        many = bytes_held > most or (inverses and bytes_held == most)
         many |= strided and macros["CENTRED"] == 1 and macros["VEC"] == 8
         many |= "ODD" in macros
     return macros.get("THREADS", 512) if many else 1024

@@ -308,6 +308,36 @@ def test_nan_stays_nan_where_its_bits_are_rounded(backend, types, columns):
         assert dscale.nonzero()[0].tolist() == dbias.nonzero()[0].tolist() == [2]
 
 
+@pytest.mark.parametrize("columns", [32, 4104])
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_outputs_of_scales_whose_inverse_is_subnormal(backend, name, columns):
+    """Or which are infinite, beside others."""
+    tiny = np.finfo(name).smallest_normal
+    kinds = np.array([2 / tiny, 1.5, -2 / tiny, tiny, -1 / tiny, 3, 0.75, np.inf], name)
+    scale = np.tile(kinds, columns // 8)
+    xhat = np.tile(np.array([[1, -0.5, 0.5, -1], [-1, 0.5, 0.5, 0.25]]), columns // 4)
+    xhat[:, np.isinf(scale)] = 0
+    y = np.where(np.isinf(scale), 1, xhat * np.where(np.isinf(scale), 1, scale)).astype(name)
+    dy = np.tile(np.array([[2, 4, 1, 2, 4], [1, 4, 8, 2, 4]]) / 2**15, columns)[:, :columns]
+    dy, finite = np.ascontiguousarray(dy, name), np.isfinite(scale)
+    inv_std = backend.asarray(np.ones((2, 1), name))
+
+    def gradients(columns):
+        host = (np.ascontiguousarray(a[..., columns]) for a in (dy, y, scale))
+        on = [backend.asarray(a) for a in host]
+        with np.errstate(all="ignore"):
+            of_rms = gradkit.invertible_rms_norm_grad(*on, inv_std)
+            _, of_layer, _ = gradkit.invertible_layer_norm_grad(*on, None, inv_std)
+        return [backend.asnumpy(g) for g in (*of_rms, of_layer)]
+
+    for dscale in gradients(slice(None))[1:]:
+        np.testing.assert_allclose(dscale, (dy * xhat).sum(0), rtol=1e-6)
+    dx = gradients(finite)[0]
+    xhat, w = xhat[:, finite], (dy * scale.astype(np.float64))[:, finite]
+    correct = w - xhat * (w * xhat).mean(1, keepdims=True)
+    np.testing.assert_allclose(dx, correct, atol=1e-5 * abs(correct).max())
+
+
 @pytest.mark.sampled(5)
 @TYPES
 def test_out(backend, types):
