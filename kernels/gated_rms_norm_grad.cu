@@ -35,8 +35,8 @@ struct Part {
     Scale scale;
 };
 
-// Beside four packs of a row, ptxas would spill.
-constexpr bool SCALE_LATE = CHUNKS == 4;
+// Beside four packs of a row, ptxas would spill; from compute capability 10.0 on also beside two of 16 bits, gate first.
+constexpr bool SCALE_LATE = CHUNKS == 4 || (CHUNKS == 2 && SINCE_10 && !BEFORE && sizeof(DATA_T) == 2);
 
 __device__ __forceinline__ Part fetch_part(const Row& row, i64 column) {
     const bool inside = column < row.width;
