@@ -226,6 +226,7 @@ def _forget():
     named_rows._cache.clear()
 
 
+ORDERS = ["ab", "ba", "b", "ab"]
 HELD = (  # on three ranks: a tensor in parts, one on each of two, what is empty, and nothing
     {"shared": f(3.0, 0.0), "first": f(NAN, 1.0), "empty": f()},
     {},
@@ -242,6 +243,21 @@ def test_ranks_may_hold_other_names(backend):
     assert {stats.names for stats in found} == {("shared", "first", "empty", "last")}
     for name, row in found[0].items():
         check(backend, row, [part[name] for part in HELD if name in part])
+
+
+def test_names_come_in_the_order_of_each_call(backend):
+    """It may differ from the order in which ranks told each other their names."""
+    values = {"a": f(1.0, 1.0), "b": f(2.0, 2.0)}
+
+    def steps(group):
+        orders = [on(backend, {name: values[name] for name in order}) for order in ORDERS]
+        return [gradkit.grad_stats(grads, group=group) for grads in orders]
+
+    for found in results(steps, 2):
+        assert ["".join(stats.names) for stats in found] == ORDERS
+        for stats in found:
+            wanted = [2.0 * values[name][0] for name in stats.names]
+            assert backend.asnumpy(stats.norm).tolist() == wanted
 
 
 def test_infinities_of_both_signs_on_different_ranks(backend):
