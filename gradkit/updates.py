@@ -235,10 +235,8 @@ class _Opened:
 
     def __init__(self, call: Any, *states: str):
         instead = call.instead
-        self.call, self.into = (
-            call,
-            Gradients(call.params, instead=instead["params"], label="params"),
-        )
+        self.call = call
+        self.into = Gradients(call.params, instead=instead["params"], label="params")
         self.states: list[Gradients] = []
         self.read = self._beside("grads")
         for name in states:
