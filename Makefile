@@ -200,7 +200,7 @@ mutants-fast: $(STAMP) build/mutants/tests/main.json ## run a fixed sample of th
 	$(BIN)/python -m tests.mutants --each 1 --seconds 120 --cap 80 --only gradkit/
 
 mutants-kernels: $(STAMP) build/mutants/tests/main.json ## the same of the kernels, after `make test-slow` (20 min)
-	$(BIN)/python -m tests.mutants --each 1 --cap 120 --only kernels/
+	$(BIN)/python -m tests.mutants --each 1 --cap 400 --only kernels/
 
 mutants-interop: build/mutants/interop/main.json ## run the mutation tests of gradkit.torch and gradkit.jax
 	.venv-frameworks/bin/python -m tests.mutants --interop $(MUTANTS)
