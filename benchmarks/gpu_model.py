@@ -29,7 +29,6 @@ caches, tails and clocks below boost.
 import argparse
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import product
@@ -60,7 +59,7 @@ _ROWS = "layer_norm_grad"
 _BATCH = 4
 _BATCHED = {
     *("norm_partials", "clip_by_norm", "normalize"),
-    *("sum_deviations", "sum_channels", "apply_channels"),
+    *("channel_moments", "sum_channels", "apply_channels"),
 }
 
 
@@ -139,18 +138,13 @@ class Recorder(IdleDevice):
         return _Module(self, " ".join(o[2:] for o in options if o.startswith("-D")))
 
 
-# Kernels that need their first argument only for channels whose sums overflow.
-_RARELY_READ = {"finish_centre"}
-
-
 class _Module(NamedTuple):
     device: Recorder
     macros: str
 
     def get_function(self, name: str) -> Any:
         def launch(grid: Any, block: Any, args: Any, **options: Any) -> None:  # noqa: ARG001
-            moved = args[1:] if name in _RARELY_READ else args
-            arrays = sum(a.nbytes for a in moved if isinstance(a, np.ndarray) and a.ndim)
+            arrays = sum(a.nbytes for a in args if isinstance(a, np.ndarray) and a.ndim)
             self.device.launches.append(Launch(name, self.macros, grid, block, arrays))
 
         return launch
@@ -229,7 +223,7 @@ def _listed(name: str, shapes: Sequence[tuple[int, ...]], dtype: str, array: Any
 
 
 _CHANNELS = {
-    "batch_norm": ("sum_deviations", "normalize"),
+    "batch_norm": ("channel_moments", "normalize"),
     "batch_norm_grad": ("sum_channels", "apply_channels"),
 }
 _IMAGES = [(64, 112), (64, 56), (256, 56), (512, 28), (1024, 14), (2048, 7)]  # channels, height
@@ -279,10 +273,7 @@ def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
         return on_device(np.empty(shape, DTYPES[dtype]), backend)  # its pages are never touched
 
     work.call(array)
-    often = Counter(launch.kernel for launch in device.launches)
-    parts = [
-        _launched(launch, work, card, tables, often[launch.kernel]) for launch in device.launches
-    ]
+    parts = [_launched(launch, work, card, tables) for launch in device.launches]
     starts = START * len(parts)
     total = sum(part.seconds for part in parts) + starts
     longest = max(parts, key=lambda part: part.seconds)
@@ -291,8 +282,8 @@ def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
     return Prediction(host_takes, "host", found) if host_takes > total else found
 
 
-def _launched(launch: Launch, work: Work, card: Card, tables: "Tables", times: int) -> Prediction:
-    """Predict the time of a kernel, by each limit, that a call launches so many ``times``."""
+def _launched(launch: Launch, work: Work, card: Card, tables: "Tables") -> Prediction:
+    """Predict the time of a kernel, by each limit."""
     itemsize = DTYPES[work.dtype].itemsize
     moved = launch.bytes + work.passes.get(launch.kernel, 0) * work.elements * itemsize
     code = tables.code(launch, card.sm)
@@ -306,8 +297,8 @@ def _launched(launch: Launch, work: Work, card: Card, tables: "Tables", times: i
     issued = _issued(launch, work, code)
     if counted and (row := tables.executed(*counted, work.dtype)):
         if _is_counted(launch, work):
-            issued = min(issued, float(row["instructions"]) / times)
-        limits["double"] = work.elements * float(row["double"]) / times / (card.double * clocks)
+            issued = min(issued, float(row["instructions"]))
+        limits["double"] = work.elements * float(row["double"]) / (card.double * clocks)
     if issued < math.inf:
         limits["issue"] = work.elements * issued / (_ISSUED * clocks)
     limiter = max(limits, key=limits.__getitem__)

@@ -1,38 +1,23 @@
 // Batch norm in steps, between which sums may be exchanged with other ranks.
 //
-//   finish_stats: mean = centre + totals[0] / n, var = totals[1] / n - (totals[0] / n)^2
-//   take_stats:   exact[0] = mean, exact[1] = 1 / sqrt(var + eps); saved_mean, inv_std = the same,
-//                 rounded
-//   finish_sums:  sum_dy_xhat, sum_dy = totals
-//   take_sums:    means = sums / n
+//   take_stats:  exact = mean, 0, 1 / sqrt(var + eps); saved_mean, inv_std = the same, rounded
+//   finish_sums: sum_dy_xhat, sum_dy = totals
+//   take_sums:   means = sums / n
 //
-// sum_deviations of batch_norm.cu computes the partials of finish_stats, and sum_channels of
-// batch_norm_grad.cu those of finish_sums; normalize reads `exact`, and apply_channels reads
-// `means`.
+// finish_moments of batch_statistics.cu computes mean and var, and sum_channels of batch_norm_grad.cu the
+// partials of finish_sums; normalize reads `exact`, and apply_channels reads `means`.
 //
 // -DACC_T is the accumulation dtype, -DSTAT_T the dtype of saved_mean and inv_std. partials: (2,
-// shares, channels) of double. centre, mean, var, sum_dy_xhat, sum_dy: channels of double. exact:
-// (2, channels) of double. means: (2, channels) of ACC_T. All outputs are written with =.
+// shares, channels) of double. mean, var, sum_dy_xhat, sum_dy: channels of double. exact: (3,
+// channels) of double. means: (2, channels) of ACC_T. All outputs are written with =.
 // Deterministic: fixed orders, no atomics.
 //
-// Launch: finish_stats and finish_sums: blockDim = (x, y), y a power of two and x * y at most
-// 1024; any gridDim.x. take_stats and take_sums: a thread per channel, any grid, one-dimensional
-// blocks.
+// Launch: finish_sums: blockDim = (x, y), y a power of two and x * y at most 1024; any gridDim.x.
+// take_stats and take_sums: a thread per channel, any grid, one-dimensional blocks.
 
 #include "columns.cuh"
 
 typedef Wide<ACC_T>::type A;
-
-extern "C" __global__ void __launch_bounds__(1024, 1) finish_stats(
-    const double* partials, const double* centre, double* mean, double* var, i64 shares,
-    i64 channels, i64 count
-) {
-    each_moments<A>(partials, centre, shares, channels, count, [&](i64 channel, double first, double second) {
-        const double variance = fused(-first, first, second);
-        mean[channel] = centre[channel] + first;
-        var[channel] = variance < 0 ? 0 : variance;
-    });
-}
 
 extern "C" __global__ void take_stats(
     const double* mean, const double* var, double* exact, STAT_T* saved_mean, STAT_T* inv_std,
@@ -42,7 +27,8 @@ extern "C" __global__ void take_stats(
     for (i64 k = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; k < channels; k += step) {
         const double factor = 1 / sqrt(var[k] + eps);
         exact[k] = mean[k];
-        exact[channels + k] = factor;
+        exact[channels + k] = 0;
+        exact[2 * channels + k] = factor;
         saved_mean[k] = narrow<STAT_T>(mean[k]);
         inv_std[k] = narrow<STAT_T>(factor);
     }

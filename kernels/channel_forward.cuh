@@ -1,4 +1,4 @@
-// The last steps of batch norm's and group norm's forward passes: statistics, and y.
+// The last step of batch norm's and group norm's forward passes: y.
 
 #pragma once
 
@@ -23,15 +23,16 @@ __device__ __forceinline__ void load_parameters(
     const PARAM_T* scale, const PARAM_T* bias, const double* exact, i64 column, const Columns& of,
     Parameters& own
 ) {
-    Real<double> mean[OWN], inv_std[OWN];
+    Real<double> mean[OWN], low[OWN], inv_std[OWN];
     load_statistic(exact, column, of, Real<double>{0}, mean);
-    load_statistic(exact + of.statistics(), column, of, Real<double>{0}, inv_std);
+    load_statistic(exact + of.statistics(), column, of, Real<double>{0}, low);
+    load_statistic(exact + 2 * of.statistics(), column, of, Real<double>{0}, inv_std);
     load_parameter(scale, column, of, A{1}, own.scale);
     load_parameter(bias, column, of, A{0}, own.bias);
 #pragma unroll
     for (int k = 0; k < OWN; ++k) {
         own.high[k] = narrow<A>(mean[k]);
-        own.low[k] = narrow<A>(exactly(mean[k]) - exactly(own.high[k]));
+        own.low[k] = narrow<A>(exactly(mean[k]) - exactly(own.high[k]) + exactly(low[k]));
         own.inv_std[k] = narrow<A>(inv_std[k]);
     }
 }
@@ -54,17 +55,4 @@ __device__ __forceinline__ void normalize_columns(
                 if (b < places.count) normalize_pack(packs.at[b], own, y + at.start + places.at[b]);
         }
     }
-}
-
-// Writes statistic `k` of `count`, exact and rounded, from the mean distance from its centre and the
-// mean square of that.
-__device__ __forceinline__ void write_moments(
-    double distance, double square, const double* centre, i64 k, i64 count, double eps,
-    double* exact, STAT_T* mean, STAT_T* inv_std
-) {
-    const Statistics found = statistics_about(centre[k], distance, square, eps);
-    exact[k] = found.mean;
-    exact[count + k] = found.inv_std;
-    mean[k] = narrow<STAT_T>(found.mean);
-    inv_std[k] = narrow<STAT_T>(found.inv_std);
 }

@@ -152,53 +152,59 @@ __device__ __forceinline__ void load_parameter(
 }
 
 #define BLOCK_THREADS 256
-#define TILE (LAST == 2 ? 4 * BLOCK_THREADS : BLOCK_THREADS)
+#define TILE (LAST == 2 ? 2 * BLOCK_THREADS : BLOCK_THREADS)
 
-// The sums of a block's packs by channel, if LAST is 2. `tile` has four numbers for each thread: the
-// sums of both planes over its first channel, then over its second.
-__device__ __forceinline__ void write_sums_across(
-    const double (&sums)[2][OWN], i64 column, i64 columns, i64 run, double* partials, double* tile
+// The totals of a block's packs by channel, if LAST is 2. `tile` has two for each thread: of its first
+// channel, then of its second.
+template <typename T>
+__device__ __forceinline__ void write_parts_across(
+    const T (&own)[OWN], i64 column, i64 run, T* parts, T* tile
 ) {
-    const u32 threads = blockDim.x * blockDim.y, own = threadIdx.y * blockDim.x + threadIdx.x;
+    const u32 threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
     const int first = of_first_channel(run);
+    T both[2] = {};
 #pragma unroll
-    for (int plane = 0; plane < 2; ++plane) {
-        double parts[2] = {0, 0};
-#pragma unroll
-        for (int k = 0; k < OWN; ++k) {
-            parts[0] += k < first ? sums[plane][k] : 0;
-            parts[1] += k < first ? 0 : sums[plane][k];
-        }
-        tile[2 * plane * threads + own] = parts[0];
-        tile[(2 * plane + 1) * threads + own] = parts[1];
+    for (int k = 0; k < OWN; ++k) {
+        T total = k < first ? both[0] : both[1];
+        total += own[k];
+        both[0] = k < first ? total : both[0];
+        both[1] = k < first ? both[1] : total;
     }
+    tile[thread] = both[0];
+    tile[threads + thread] = both[1];
     __syncthreads();
-    for (u32 i = own; i < 2 * VEC; i += threads) {
-        const u32 plane = i / VEC, channel = i % VEC, from = channel * blockDim.x;
-        double total = 0;
+    for (u32 channel = thread; channel < VEC; channel += threads) {
+        const u32 from = channel * blockDim.x;
+        T total = {};
         for (u32 pack = from / VEC; pack * VEC < from + blockDim.x; ++pack) {
-            const double* at = tile + (2 * plane + (pack * VEC < from)) * threads + pack;
+            const T* at = tile + (pack * VEC < from) * threads + pack;
             for (u32 y = 0; y < blockDim.y; ++y) total += at[y * blockDim.x];
         }
-        const i64 row = static_cast<i64>(plane) * gridDim.y + blockIdx.y;
-        partials[row * columns + column / VEC * VEC + channel] = total;
+        parts[column / VEC * VEC + channel] = total;
     }
     __syncthreads();  // `tile` may be written again
 }
 
-// Writes the block's sums for each of its columns into its row of both planes of the partial
-// sums: (2, gridDim.y, columns). All threads of the block must call it.
-__device__ __forceinline__ void write_sums(
-    double (&sums)[2][OWN], i64 column, i64 columns, i64 run, double* partials, double* tile
+// Writes the block's totals for each of its columns into its row of partial results, (gridDim.y, columns).
+// All threads of the block must call it.
+template <typename T>
+__device__ __forceinline__ void write_parts(
+    const T (&own)[OWN], i64 column, i64 columns, i64 run, T* parts, T* tile
 ) {
-    if (LAST == 2) return write_sums_across(sums, column, columns, run, partials, tile);
+    T* const row = parts + blockIdx.y * columns;
+    if (LAST == 2) return write_parts_across(own, column, run, row, tile);
+#pragma unroll
+    for (int k = 0; k < OWN; ++k) {
+        const T total = share_total(own[k], tile);
+        if (threadIdx.y == 0 && column + k < columns) row[column + k] = total;
+    }
+}
+
+// The same of two sums, in both planes of partial sums: (2, gridDim.y, columns).
+__device__ __forceinline__ void write_sums(
+    const double (&sums)[2][OWN], i64 column, i64 columns, i64 run, double* partials, double* tile
+) {
 #pragma unroll
     for (int plane = 0; plane < 2; ++plane)
-#pragma unroll
-        for (int k = 0; k < OWN; ++k) {
-            const double total = share_total(sums[plane][k], tile);
-            if (threadIdx.y != 0 || column + k >= columns) continue;
-            const i64 row = static_cast<i64>(plane) * gridDim.y + blockIdx.y;
-            partials[row * columns + column + k] = total;
-        }
+        write_parts(sums[plane], column, columns, run, partials + plane * gridDim.y * columns, tile);
 }

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include "moments.cuh"
 #include "reductions.cuh"
 
 // The sum of a number of each thread over threadIdx.y, in a fixed order; threads with threadIdx.y
@@ -19,7 +18,8 @@ template <typename T> __device__ __forceinline__ T share_total(T value, T* tile)
     return *own;
 }
 
-#define ROWS_AT_ONCE 4  // that a thread loads before it adds the first
+// Rows that a thread loads before it adds the first: as many registers of what it adds up.
+template <typename T> constexpr int rows_at_once() { return sizeof(T) > 16 ? 2 : 4; }
 
 // The sum of `column` over `count` rows of `width` numbers, on the terms of `share_total`. Beyond
 // the last column it is 0.
@@ -29,15 +29,16 @@ __device__ __forceinline__ T column_total(
 ) {
     T total = {};
     if (column < width) {
+        constexpr int ROWS = rows_at_once<T>();
         const i64 step = blockDim.y * width;
         const T* at = rows + threadIdx.y * width + column;
 #pragma unroll 1
-        for (i64 row = threadIdx.y; row < count; row += ROWS_AT_ONCE * blockDim.y, at += ROWS_AT_ONCE * step) {
-            T next[ROWS_AT_ONCE];
+        for (i64 row = threadIdx.y; row < count; row += ROWS * blockDim.y, at += ROWS * step) {
+            T next[ROWS];
 #pragma unroll
-            for (int b = 0; b < ROWS_AT_ONCE; ++b) next[b] = row + b * blockDim.y < count ? at[b * step] : T{};
+            for (int b = 0; b < ROWS; ++b) next[b] = row + b * blockDim.y < count ? at[b * step] : T{};
 #pragma unroll
-            for (int b = 0; b < ROWS_AT_ONCE; ++b) total += next[b];
+            for (int b = 0; b < ROWS; ++b) total += next[b];
         }
     }
     return share_total(total, tile);
@@ -65,20 +66,5 @@ __device__ __forceinline__ void write_totals(
             const double total = column_total(from, rows, columns, column, tile);
             if (threadIdx.y == 0 && column < columns) out[column] = narrow<T>(total);
         }
-    });
-}
-
-// Calls `visit` with each column, its mean distance from its centre and the mean square of that, from
-// the sums of `count` elements' in both planes of partial sums; by the thread with threadIdx.y == 0.
-template <typename A, typename Visit>
-__device__ __forceinline__ void each_moments(
-    const double* partials, const double* centre, i64 rows, i64 columns, i64 count, Visit visit
-) {
-    __shared__ double tile[1024];
-    const double* squares = partials + rows * columns;
-    each_column(columns, [&](i64 column) {
-        const double distance = column_total(partials, rows, columns, column, tile) / count;
-        const double square = column_total(squares, rows, columns, column, tile) / count;
-        if (threadIdx.y == 0 && column < columns) visit(column, correction_of<A>(distance, centre + column), square);
     });
 }

@@ -12,8 +12,8 @@
 // sum_group_gradient. means: (2, groups) of the accumulation dtype. All outputs are written with =.
 // Deterministic: fixed orders, no atomics. No size is 0.
 //
-// Launch: sum_group_gradient and apply_group_gradient as sum_group_deviations of group_norm.cu,
-// finish_group_means as its finish_group_centre. finish_group_parameters: blockDim = (x, y), y a
+// Launch: sum_group_gradient and apply_group_gradient as column_moments of group_norm.cu,
+// finish_group_means as its finish_group_moments. finish_group_parameters: blockDim = (x, y), y a
 // power of two and x * y at most 1024; any gridDim.x.
 
 #include "channel_gradient.cuh"
@@ -31,13 +31,26 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_group_gradient(
     sum_gradient(dy, x, mean, inv_std, partials, Extent{samples, channels, space, width}, tile);
 }
 
+// A column's sums, and its channel's scale.
+struct Weighted { Pair<double> sums; double scale; };
+
+__device__ __forceinline__ void operator+=(Pair<double>& total, const Weighted& column) {
+    total.first = fused(column.scale, column.sums.first, total.first);
+    total.second = fused(column.scale, column.sums.second, total.second);
+}
+
 extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_means(
     const double* partials, const PARAM_T* scale, A* means, i64 shares, i64 samples, i64 channels,
     i64 space, i64 width
 ) {
     const Extent of = {samples, channels, space, width};
     const double count = static_cast<double>(width * space);
-    each_group_total(partials, scale, shares, of, [&](i64 group, const Pair<double>& total) {
+    const double* const others = partials + shares * of.columns();
+    const auto load = [&](bool inside, i64 place, i64 channel) {
+        const Pair<double> sums = {inside ? partials[place] : 0, inside ? others[place] : 0};
+        return Weighted{sums, inside && scale ? to_double(scale[channel]) : 1};
+    };
+    each_group_total<Pair<double>>(shares, of, load, [&](i64 group, const Pair<double>& total) {
         means[group] = narrow<A>(total.first / count);
         means[of.statistics() + group] = narrow<A>(total.second / count);
     });

@@ -7,12 +7,9 @@
 // inv_std: groups of STAT_T. All outputs are written with =. Deterministic: fixed orders, no atomics. What
 // is written of a group depends on that group alone, not on the grid. No size is 0.
 //
-// A thread has every blockDim.x-th pack of a group, and goes over them three times: it reads and holds
-// them and sums up x - x0, where x0 is the group's first element; then, about the mean that this
-// gives, rounded to the accumulation type, x - centre and its square, which correct the first sum; then
-// it writes y. f32 and narrower are summed in floats over a few packs, then in double; if a
-// distance overflows, or a square does or loses digits, the thread sums again in double. f64 elements are
-// first summed 2^-64 as large, so the mean of finite ones is finite.
+// A thread has every blockDim.x-th pack of a group: it reads and holds them and finds their moments, then it
+// writes y. f32 and narrower are summed in floats over a few packs, then in double; if a distance overflows, or
+// a square does or loses digits, the thread sums again in double. The mean of finite f64 elements is finite.
 //
 // Macros: VEC elements are read and written at once: width * space is a multiple of VEC, and arrays
 // are aligned for packs. RUN: VEC if space is a multiple of VEC, so that packs are of one channel each;
@@ -47,74 +44,40 @@ struct Packs {
     }
 };
 
-// A thread's share of the sums of x - centre and of its square, in double. Rare, so in little code.
-__device__ __forceinline__ Pair<double> share_in_double(const DATA_T* held, int packs, A centre) {
-    Pair<double> sums = {0, 0};
+// Packs that are summed in the accumulation dtype before they go to double.
+#define STRETCH 16
+
+typedef Reading<DATA_T, VEC, 1> Share;
+
+// The moments of a thread's packs in double, one element at a time. Rare, so in little code.
+__device__ __forceinline__ Moments held_in_double(const DATA_T* held, int packs) {
+    Moments own = {};
 #pragma unroll 1
     for (int pack = threadIdx.x; pack < packs; pack += blockDim.x)
 #pragma unroll 1
-        for (int k = 0; k < VEC; ++k) {
-            const double deviation = to_double(held[pack * VEC + k]) - exactly(centre);
-            sums.first += deviation;
-            sums.second = fused(deviation, deviation, sums.second);
-        }
-    return sums;
+        for (int k = 0; k < VEC; ++k) own += Moments{1, to_double(held[pack * VEC + k]), 0, 0};
+    return own;
 }
 
-// An element as it is first summed up.
-__device__ __forceinline__ A addend_of(DATA_T x) {
-    return sizeof(DATA_T) == 8 ? widen(x) * A{SHRUNK} : widen(x);
-}
-
-// Holds a thread's packs of x. Its share of the sum of x - origin, of f64 times SHRUNK.
-__device__ __forceinline__ double hold_share(const DATA_T* x, DATA_T* held, int packs, DATA_T origin) {
-    double sum = 0;
+// Holds a thread's packs of x, and returns their moments.
+__device__ __forceinline__ Moments hold_share(const DATA_T* x, DATA_T* held, int packs) {
+    Share share = {};
+    int taken = 0;  // since a stretch began; the first is short, since its centre may be far off
     each_stretch(packs, [&](int first) {
         const Packs read(x, first, packs);
-        A part = {0};
+        if (first == threadIdx.x) share.begin(read.at[0]);
         each_pack(first, [&](int b, int at) {
             if (at >= packs) return;
             store<VEC>(held + at * VEC, read.at[b]);
-            A own;
-#pragma unroll
-            for (int k = 0; k < VEC; ++k) {
-                const A distance = addend_of(read.at[b].at(k)) - addend_of(origin);
-                own = k ? own + distance : distance;
-            }
-            part += own;
+            share.add(read.at[b]);
+            ++taken;
         });
-        sum += exactly(part);
+        const bool last = first + AT_ONCE * static_cast<int>(blockDim.x) >= packs;
+        if (!last && share.count > 0 && taken < STRETCH) return;
+        share.end_stretch(taken * VEC);
+        taken = 0;
     });
-    const bool overflowed = sizeof(DATA_T) < 8 && !(fabs(sum) <= LARGEST);
-    return overflowed ? share_in_double(held, packs, widen(origin)).first : sum;
-}
-
-// The sums of x - centre and of its square over a pack.
-__device__ __forceinline__ Pair<A> deviations_of(const Raw<DATA_T, VEC>& x, A centre) {
-    Pair<A> sums;
-#pragma unroll
-    for (int k = 0; k < VEC; ++k) {
-        const A deviation = widen(x.at(k)) - centre;
-        sums.first = k ? sums.first + deviation : deviation;
-        sums.second = k ? fused(deviation, deviation, sums.second) : deviation * deviation;
-    }
-    return sums;
-}
-
-// A thread's share of the sums of x - centre and of its square.
-__device__ __forceinline__ Pair<double> share_of_moments(const DATA_T* held, int packs, A centre) {
-    Pair<double> sums = {0, 0};
-    each_stretch(packs, [&](int first) {
-        const Packs own(held, first, packs);
-        Pair<A> part = {0, 0};
-        each_pack(first, [&](int b, int at) {
-            if (at < packs) part += deviations_of(own.at[b], centre);
-        });
-        sums.first += exactly(part.first);
-        sums.second += exactly(part.second);
-    });
-    if (sizeof(DATA_T) == 8 || squares_held(sums.second)) return sums;
-    return share_in_double(held, packs, centre);
+    return share.exact_enough() ? share.of(0) : held_in_double(held, packs);
 }
 
 // The place of an element in its group.
@@ -187,12 +150,11 @@ __device__ __forceinline__ void normalize_share(
     });
 }
 
-// Slots of `row_sums`, which takes those of its first turn: the barrier of the other sum separates one
-// group's use from the next one's.
+// The moments of warps, in the slots of the first turn of `row_sums`, and what they give. The barrier after
+// each group's use of one separates it from the next group's use of the other.
 struct Slots {
-    double sums[WARP];
-    Pair<double> moments[WARP];
-    Statistics found;
+    Moments of[WARP];
+    double mean, low, inv_std;
 };
 
 // Registers for as many threads as a multiprocessor needs to keep memory busy.
@@ -203,27 +165,22 @@ extern "C" __global__ void __launch_bounds__(512, 2) held_group_norm(
     __shared__ Slots slots;
     DYNAMIC_SHARED(DATA_T, held);
     const int elements = width * space, packs = elements / VEC;
-    const double share = 1.0 / elements;
     const Place own(threadIdx.x * VEC, space), step(blockDim.x * VEC, space);
     for (i64 group = blockIdx.x; group < groups; group += gridDim.x) {
         const i64 start = group * elements;
         // No memory holds 2^32 groups of such sizes, and dividing 64 bits takes long.
         const u32 channel = static_cast<u32>(group) % static_cast<u32>(groups_of_sample) * width;
-        const DATA_T origin = x[start];
-        const double first = to_double(origin);
-        const double total = row_sums(hold_share(x + start, held, packs, origin), slots.sums, 0);
-        const bool wide = sizeof(DATA_T) == 8;
-        const A about = narrow<A>(wide ? mean_about(first, total, elements) : fused(total, share, first));
-        const Pair<double> sums = row_sums(share_of_moments(held, packs, about), slots.moments, 0);
+        const Moments all = row_sums(hold_share(x + start, held, packs), slots.of, 0);
         if (threadIdx.x == 0) {  // alone: many GPUs have few units for doubles
-            const double centre = exactly(about), distance = correction_of<A>(sums.first / elements, &centre);
-            slots.found = statistics_about(centre, distance, sums.second / elements, eps);
-            mean[group] = narrow<STAT_T>(slots.found.mean);
-            inv_std[group] = narrow<STAT_T>(slots.found.inv_std);
+            slots.mean = all.mean;
+            slots.low = all.low;
+            slots.inv_std = 1 / sqrt(all.variance() + eps);
+            mean[group] = narrow<STAT_T>(all.mean + all.low);
+            inv_std[group] = narrow<STAT_T>(slots.inv_std);
         }
         __syncthreads();
-        const A high = narrow<A>(slots.found.mean), low = narrow<A>(slots.found.mean - exactly(high));
-        const Group of = {high, low, narrow<A>(slots.found.inv_std)};
+        const A high = narrow<A>(slots.mean), low = narrow<A>(slots.mean - exactly(high) + slots.low);
+        const Group of = {high, low, narrow<A>(slots.inv_std)};
         normalize_share(
             held, scale ? scale + channel : nullptr, bias ? bias + channel : nullptr, y + start, packs, space,
             width, of, own, step

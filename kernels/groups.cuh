@@ -65,26 +65,20 @@ __device__ __forceinline__ void load_parameter(
     });
 }
 
-// The thread's share of both planes of partial sums, (2, shares, columns), over the columns of a
-// group, each times its channel's `weights` (1 if null).
-template <typename T>
-__device__ __forceinline__ Pair<double> share_of_group(
-    const double* partials, const T* weights, i64 shares, i64 group, const Extent& of
-) {
-    const i64 first = group * of.width, columns = of.columns();
-    const T* own = weights + (weights ? first % of.channels : 0);
+// The thread's share of what blocks found of a group's columns: `load` is told whether there is such a column,
+// its place among all columns of all shares, and its channel.
+template <typename T, typename Load>
+__device__ __forceinline__ T share_of_group(i64 shares, i64 group, const Extent& of, Load load) {
+    const i64 first = group * of.width, columns = of.columns(), channel = first % of.channels;
     i64 share = threadIdx.x / of.width, within = threadIdx.x % of.width;
     const i64 share_step = blockDim.x / of.width, within_step = blockDim.x % of.width;
-    Pair<double> total = {0, 0};
+    constexpr int ROWS = rows_at_once<T>();
+    T total = {};
     while (share < shares) {
-        Pair<double> next[ROWS_AT_ONCE];
-        double weight[ROWS_AT_ONCE];
+        decltype(load(true, 0, 0)) next[ROWS];
 #pragma unroll
-        for (int b = 0; b < ROWS_AT_ONCE; ++b) {
-            const bool inside = share < shares;
-            const double* at = partials + share * columns + first + within;
-            next[b] = {inside ? at[0] : 0, inside ? at[shares * columns] : 0};
-            weight[b] = inside && weights ? to_double(own[within]) : 1;
+        for (int b = 0; b < ROWS; ++b) {
+            next[b] = load(share < shares, share * columns + first + within, channel + within);
             share += share_step;
             within += within_step;
             if (within < of.width) continue;
@@ -92,27 +86,22 @@ __device__ __forceinline__ Pair<double> share_of_group(
             ++share;
         }
 #pragma unroll
-        for (int b = 0; b < ROWS_AT_ONCE; ++b) {
-            total.first = fused(weight[b], next[b].first, total.first);
-            total.second = fused(weight[b], next[b].second, total.second);
-        }
+        for (int b = 0; b < ROWS; ++b) total += next[b];
     }
     return total;
 }
 
-// Calls `visit` with each group and its totals of both planes, by the thread with threadIdx.x == 0.
-// A group has a row of the block, on the terms of `row_sums`.
-template <typename T, typename Visit>
-__device__ __forceinline__ void each_group_total(
-    const double* partials, const T* weights, i64 shares, const Extent& of, Visit visit
-) {
-    __shared__ Pair<double> slots[2 * WARP];
+// Calls `visit` with each group and the total of its columns, by the thread with threadIdx.x == 0. A
+// group has a row of the block, on the terms of `row_sums`.
+template <typename T, typename Load, typename Visit>
+__device__ __forceinline__ void each_group_total(i64 shares, const Extent& of, Load load, Visit visit) {
+    __shared__ T slots[2 * WARP];
     const i64 groups = of.statistics(), step = static_cast<i64>(gridDim.x) * blockDim.y;
     i64 first = static_cast<i64>(blockIdx.x) * blockDim.y;
     for (int turn = 0; first < groups; first += step, ++turn) {
         const i64 group = first + threadIdx.y;
-        Pair<double> total = {0, 0};
-        if (group < groups) total = share_of_group(partials, weights, shares, group, of);
+        T total = {};
+        if (group < groups) total = share_of_group<T>(shares, group, of, load);
         total = row_sums(total, slots, turn);
         if (threadIdx.x == 0 && group < groups) visit(group, total);
     }

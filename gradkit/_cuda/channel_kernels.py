@@ -29,10 +29,10 @@ from gradkit._calls.roles import (
 _Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Arrays = TypeVarTuple("Arrays")
 
-# Between two launches: two sums of each share of every column, and what is made of all shares:
-# of the deviations from a centre, the mean and 1 / std unrounded; of a gradient, two means.
+# Between two launches: two sums of each share of every column, or its moments, and what is made of
+# all shares: of moments, the mean in two numbers and 1 / std, unrounded; of a gradient, two means.
 Partials = NewType("Partials", _Array)
-Centre = NewType("Centre", _Array)
+Parts = NewType("Parts", _Array)
 Exact = NewType("Exact", _Array)
 Means = NewType("Means", _Array)
 
@@ -42,9 +42,7 @@ class Named(str, Generic[*Arrays]):
 
 
 # batch_norm.cu
-sum_deviations = Named[Data, Centre | None, Partials]("sum_deviations")
-finish_centre = Named[Data, Partials, Centre]("finish_centre")
-finish_moments = Named[Partials, Centre, Exact, Mean, InvStd]("finish_moments")
+channel_moments = Named[Data, Parts]("channel_moments")
 normalize = Named[Data, Scale | None, Bias | None, Exact, Data]("normalize")
 # batch_norm_grad.cu
 sum_channels = Named[Data, Data, Mean, InvStd, Partials]("sum_channels")
@@ -58,11 +56,22 @@ infer_gradient = Named[Data, Data, Scale | None, Mean, Var, Data | None, Partial
 )
 finish_parameters = Named[Partials, Scale | None, Bias | None]("finish_parameters")
 # batch_norm_steps.cu
-finish_stats = Named[Partials, Centre, BatchMean, BatchVar]("finish_stats")
 take_stats = Named[BatchMean, BatchVar, Exact, Mean, InvStd]("take_stats")
 finish_sums = Named[Partials, SumDyXhat, SumDy]("finish_sums")
 take_sums = Named[SumDyXhat, SumDy, np.float64, Means]("take_sums")
-# running_statistics.cu
+# batch_statistics.cu
+finish_moments = Named[
+    Parts,
+    BatchMean | None,
+    BatchVar | None,
+    Exact | None,
+    Mean | None,
+    InvStd | None,
+    RunningMean | None,
+    RunningVar | None,
+    RunningMean | None,
+    RunningVar | None,
+]("finish_moments")
 update_running = Named[
     RunningMean,
     RunningVar,
@@ -79,9 +88,8 @@ combine_stats = Named[
     RankMeans, RankVars, RankCounts, np.uint32, np.int64, BatchMean, BatchVar, Count
 ]("combine_stats")
 # group_norm.cu
-sum_group_deviations = Named[Data, Centre | None, Partials]("sum_group_deviations")
-finish_group_centre = Named[Data, Partials, Centre]("finish_group_centre")
-finish_group_moments = Named[Partials, Centre, Exact, Mean, InvStd]("finish_group_moments")
+column_moments = Named[Data, Parts]("column_moments")
+finish_group_moments = Named[Parts, Exact, Mean, InvStd]("finish_group_moments")
 normalize_groups = Named[Data, Scale | None, Bias | None, Exact, Data]("normalize_groups")
 # group_norm_held.cu
 held_group_norm = Named[Data, Scale | None, Bias | None, Data, Mean, InvStd]("held_group_norm")

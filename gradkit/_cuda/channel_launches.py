@@ -9,9 +9,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from gradkit._backend import Address, Array, Shape
-from gradkit._calls.roles import Data
+from gradkit._calls.roles import BatchMean, BatchVar, Data, InvStd, Mean, RunningMean
 from gradkit._cuda import channel_kernels as kernels
-from gradkit._cuda.channel_kernels import Arrays, Centre, Named, Partials
+from gradkit._cuda.channel_kernels import Arrays, Exact, Named, Partials, Parts
 from gradkit._cuda.launch.buffers import (
     VECTOR_BYTES,
     Inputs,
@@ -24,8 +24,9 @@ from gradkit._cuda.launch.buffers import (
 from gradkit._cuda.launch.device import Device, workspace
 from gradkit._cuda.launch.grids import column_block, power_of_two, row_blocks, shares_of
 from gradkit._cuda.launch.kernels import Launch, LoadedKernel, Macros, kernel, norm_macros
-from gradkit._dtypes import DType, Types, accumulation_name, dtype_named
+from gradkit._dtypes import DType, Types, accumulation_name, dtype_named, float_name
 
+STATISTICS = "batch_statistics"  # the file of the kernels that have statistics alone
 STEPS = "batch_norm_steps"  # the file of the kernels of which every step has its own
 _THREADS = 256
 _PER_CHANNEL = 128  # the threads of a block that has one for every channel
@@ -33,11 +34,11 @@ _ABREAST = 32  # columns of channels-last arrays that a block reads side by side
 _FIRST, _LAST, _ACROSS = range(3)  # the layouts: kernels' LAST, see ``channels.cuh``
 _NARROW = 4  # bytes: where one channel's elements allow no wider access, one goes across two
 _RESIDENT = {  # of each file's kernels: blocks in waves of as many as the device holds of it
-    "batch_norm": "sum_deviations",
+    "batch_norm": "channel_moments",
     "batch_norm_grad": "sum_channels",
     "batch_norm_inference": "infer",
     "batch_norm_inference_grad": "infer_gradient",
-    "group_norm": "sum_group_deviations",
+    "group_norm": "column_moments",
     "group_norm_grad": "sum_group_gradient",
 }
 _FLOAT64 = np.dtype(np.float64)
@@ -260,6 +261,11 @@ class Launches:
         partials: Partials = workspace(self.device, (2, self.grid[1], self.columns.count), _FLOAT64)
         return partials
 
+    def parts(self) -> Parts:
+        """Memory for the moments of every share of every column."""
+        parts: Parts = workspace(self.device, (self.grid[1], self.columns.count, 4), _FLOAT64)
+        return parts
+
     def scratch(self, planes: int, dtype: DType = _FLOAT64) -> Any:
         """Memory for some numbers beside each mean."""
         return workspace(self.device, (planes, self.statistics), dtype)
@@ -302,14 +308,36 @@ class BatchLaunches(Launches):
         """The kernels that finish and begin the steps which a batch norm is split into."""
         return replace(self, file=STEPS, macros=_steps_macros(self.macros))
 
-    def deviations(self, x: Data) -> tuple[Partials, Centre]:
-        """Partial sums about a centre, and the centre: what every mean and variance is made of."""
-        partials = self.partials()
-        centre: Centre = self.scratch(1)
-        self.over_columns(kernels.sum_deviations, x, None, partials)
-        self.finish(kernels.finish_centre, x, partials, centre, last=self.extent[2:])
-        self.over_columns(kernels.sum_deviations, x, centre, partials)
-        return partials, centre
+    def moments(self, x: Data) -> Parts:
+        """The moments of every share of each channel."""
+        parts = self.parts()
+        self.over_columns(kernels.channel_moments, x, parts)
+        return parts
+
+    def finish_moments(
+        self,
+        parts: Parts,
+        batch: tuple[BatchMean | None, BatchVar | None],
+        of_norm: tuple[Exact | None, Mean | None, InvStd | None],
+        running: Sequence[Any] = (None,) * 4,
+        like: RunningMean | None = None,
+        eps: float = 0.0,
+        momentum: float = 0.0,
+    ) -> None:
+        """Write a batch's statistics, a norm's, and the next of running ones: what is not None.
+
+        ``running``: the mean and the variance, as they are and as they become, of the dtype that
+        ``like`` has in the first call.
+        """
+        name = kernels.finish_moments
+        launch = self.launched.get(name)
+        if launch is None:
+            stat = str(self.macros["STAT_T"])
+            run = stat if like is None else float_name(like.dtype) or ""
+            finish = kernel(self.device, STATISTICS, name, STAT_T=stat, RUN_T=run)
+            launch = self.launched[name] = Launch(finish, *self._channel_blocks)
+        numbers = *self._counts[:2], np.float64(eps), np.float64(momentum)
+        launch(parts, *batch, *of_norm, *running, *numbers)
 
 
 class GroupLaunches(Launches):

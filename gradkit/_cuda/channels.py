@@ -7,13 +7,14 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from gradkit._backend import FLOAT64, Address, Engine
+from gradkit._backend import Address, Engine
 from gradkit._calls import channels as records
 from gradkit._calls.backend import NeedsArrays
-from gradkit._calls.roles import BatchMean, BatchVar, Parameter, RunningMean, RunningVar, Statistic
+from gradkit._calls.roles import Parameter, RunningMean, RunningVar, Statistic
 from gradkit._cuda import channel_kernels as kernels
-from gradkit._cuda.channel_kernels import Arrays, Centre, Exact, Means, Named
+from gradkit._cuda.channel_kernels import Arrays, Exact, Means, Named
 from gradkit._cuda.channel_launches import (
+    STATISTICS,
     BatchLaunches,
     GroupLaunches,
     batch_launches,
@@ -38,11 +39,11 @@ from gradkit._cuda.launch.operations import OnDevice
 from gradkit._dtypes import Types, accumulation_name, dtype_named, float_name
 from gradkit.errors import BackendUnavailableError
 
-_Running: TypeAlias = tuple[RunningMean, RunningVar]
-_Batch: TypeAlias = tuple[BatchMean, BatchVar]
+_Running: TypeAlias = tuple[RunningMean | None, RunningVar | None]
 _Held = TypeVar("_Held", HeldNorm, HeldGradient)
 
 _THREADS = 128  # of a block that has one for every channel
+_NO_BATCH, _NO_NORM = (None, None), (None, None, None)  # statistics that a call does not want
 
 
 class ChannelNorms(OnDevice):
@@ -54,23 +55,17 @@ class ChannelNorms(OnDevice):
         return self._by(by_cudnn.batch_norm, self._batch_norm, call, call.eps, moved)
 
     def _batch_norm(self, call: records.BatchNorm) -> None:
-        device, eps = self.device, (np.float64(call.eps),)
         work = self._batch("batch_norm", call, call.mean, call.scale, call.bias)
         view = work.columns.view
-        outs = view(call.y), call.mean, call.inv_std
-        (x, scale, bias), written = work.usable((view(call.x), call.scale, call.bias), outs)
-        y, mean, inv_std = written
-        partials, centre = work.deviations(x)
-        exact: Exact = work.scratch(2)
-        if call.running_mean is None or call.running_var is None:
-            work.finish(kernels.finish_moments, partials, centre, exact, mean, inv_std, last=eps)
-        else:
-            batch: _Batch = (*scratch(device, (2, work.statistics), FLOAT64),)
-            work.steps.finish(kernels.finish_stats, partials, centre, *batch)
-            moving, count = (call.running_mean, call.running_var), float(work.columns.elements)
-            _move(device, moving, batch, count, call.momentum, moving, work.launched)
-            statistics = *batch, exact, mean, inv_std
-            work.steps.each_channel(kernels.take_stats, *statistics, last=eps)
+        running: _Running = call.running_mean, call.running_var
+        outs = view(call.y), call.mean, call.inv_std, *running
+        inputs = view(call.x), call.scale, call.bias, *running
+        (x, scale, bias, *now), written = work.usable(inputs, outs)
+        y, mean, inv_std, *moved = written
+        exact: Exact = work.scratch(3)
+        of_norm, steps = (exact, mean, inv_std), (*now, *moved)
+        numbers = call.eps, call.momentum
+        work.finish_moments(work.moments(x), _NO_BATCH, of_norm, steps, running[0], *numbers)
         work.over_columns(kernels.normalize, x, scale, bias, exact, y)
         work.deliver(outs, written)
 
@@ -127,9 +122,18 @@ class ChannelNorms(OnDevice):
 
     def update_running_statistics(self, call: records.UpdateRunningStatistics) -> None:
         """Write the next running statistics, which may be the present ones."""
-        present, batch = (call.running_mean, call.running_var), (call.mean, call.var)
-        moved = call.next_mean, call.next_var
-        _move(self.device, present, batch, call.count, call.momentum, moved, {})
+        device, channels = self.device, call.mean.size
+        if not channels:
+            return
+        given = call.running_mean, call.running_var, call.mean, call.var
+        outs = call.next_mean, call.next_var
+        read, written = usable(device, given, outs)
+        kinds = dict.fromkeys(("STAT_T", "RUN_T"), float_name(call.running_mean.dtype) or "")
+        numbers = np.float64(call.count), np.float64(call.momentum)
+        arguments = *read, *numbers, *written, np.int64(channels)
+        _launch(kernels.update_running, device, STATISTICS, channels, arguments, **kinds)
+        for out, result in zip(outs, written, strict=True):
+            copy_back(out, result)
 
     def batch_norm_stats(self, call: records.BatchNormStats) -> None:
         """Write each channel's ``mean`` and biased ``var``, in float64; 0 if it has no elements."""
@@ -138,8 +142,8 @@ class ChannelNorms(OnDevice):
         work = self._batch("batch_norm", call)
         outs = call.mean, call.var
         (data,), written = work.each((work.columns.view(call.x),), outs)
-        partials, centre = work.deviations(data)
-        work.steps.finish(kernels.finish_stats, partials, centre, *written)
+        mean, var = written
+        work.finish_moments(work.moments(data), (mean, var), _NO_NORM)
         work.deliver(outs, written)
 
     def combine_stats(self, call: records.CombineStats) -> None:
@@ -148,7 +152,7 @@ class ChannelNorms(OnDevice):
         outs = call.mean, call.var, call.total
         read, written = usable(device, (call.means, call.variances, call.counts), outs)
         arguments = *read, np.uint32(ranks), np.int64(channels), *written
-        _launch(kernels.combine_stats, device, "combine_stats", channels, arguments, {})
+        _launch(kernels.combine_stats, device, "combine_stats", channels, arguments)
         for out, result in zip(outs, written, strict=True):
             copy_back(out, result)
 
@@ -162,7 +166,7 @@ class ChannelNorms(OnDevice):
         inputs = view(call.x), call.scale, call.bias, call.mean, call.var
         (x, scale, bias, mean, var), written = work.each(inputs, outs)
         y, saved_mean, inv_std = written
-        exact: Exact = work.scratch(2)
+        exact: Exact = work.scratch(3)
         statistics = mean, var, exact, saved_mean, inv_std
         work.steps.each_channel(kernels.take_stats, *statistics, last=(np.float64(call.eps),))
         work.over_columns(kernels.normalize, x, scale, bias, exact, y)
@@ -306,15 +310,11 @@ class ChannelNorms(OnDevice):
 
 
 def _write_group_norm(work: GroupLaunches, inputs: NormInputs, outs: NormOuts, eps: float) -> None:
-    """Write the norm of groups of any size, of which x is read three times."""
+    """Write the norm of groups of any size, of which x is read twice."""
     (x, scale, bias), (y, mean, inv_std) = inputs, outs
-    partials = work.partials()
-    centre: Centre = work.scratch(1)
-    exact: Exact = work.scratch(2)
-    work.over_columns(kernels.sum_group_deviations, x, None, partials)
-    work.over_groups(kernels.finish_group_centre, x, partials, centre)
-    work.over_columns(kernels.sum_group_deviations, x, centre, partials)
-    statistics = partials, centre, exact, mean, inv_std
+    parts, exact = work.parts(), work.scratch(3)
+    work.over_columns(kernels.column_moments, x, parts)
+    statistics = parts, exact, mean, inv_std
     work.over_groups(kernels.finish_group_moments, *statistics, last=(np.float64(eps),))
     work.over_columns(kernels.normalize_groups, x, scale, bias, exact, y)
 
@@ -341,46 +341,14 @@ def _write_group_gradient(
         work.over_columns(kernels.apply_group_gradient, dy, x, scale, mean, inv_std, means, dx)
 
 
-def _move(
-    device: Device,
-    now: _Running,
-    batch: _Batch,
-    count: float,
-    momentum: float,
-    outs: _Running,
-    launched: dict[str, Launch],
-) -> None:
-    """Write the next running statistics, which may be the present ones, by one launch."""
-    channels, read, written, kind = batch[0].size, (*now, *batch), outs, {}
-    first: Any = now[0]
-    if not channels:
-        return
-    if type(first) is not Address:
-        read, written = usable(device, read, outs)
-        kind = {"STAT_T": float_name(first.dtype) or ""}
-    numbers = np.float64(count), np.float64(momentum)
-    arguments = *read, *numbers, *written, np.int64(channels)
-    file = "running_statistics"
-    _launch(kernels.update_running, device, file, channels, arguments, launched, **kind)
-    for out, result in zip(outs, written, strict=True):
-        copy_back(out, result)
-
-
 def _launch(
     of: Named[*Arrays],
     device: Device,
     file: str,
     channels: int,
     arguments: tuple[*Arrays],
-    launched: dict[str, Launch],
     **macros: str,
 ) -> None:
-    """Launch a kernel on a thread for every channel, in up to as many blocks as stay at work.
-
-    ``launched``: what was launched before, by name.
-    """
-    launch = launched.get(of)
-    if launch is None:
-        blocks = min(max(1, -(-channels // _THREADS)), device.multiprocessors * 8)
-        launch = launched[of] = Launch(kernel(device, file, of, **macros), (blocks,), (_THREADS,))
-    launch(*arguments)
+    """Launch a kernel on a thread for every channel, in up to as many blocks as stay at work."""
+    blocks = min(max(1, -(-channels // _THREADS)), device.multiprocessors * 8)
+    Launch(kernel(device, file, of, **macros), (blocks,), (_THREADS,))(*arguments)

@@ -21,6 +21,7 @@ _WARP = 32
 _FEWEST, _MOST = 128, 512  # threads of a block
 _LEAST = 64  # packs of a group: of less, few would be on their way at once
 _PACKS = 8  # that a thread takes of a group, unless that gives fewer threads
+_SHARING = 256  # threads of a block of four on a multiprocessor, which has registers for 1024
 _ACCESSES = 8  # of a channel that a thread makes at least, unless it has fewer
 _SLOTS = 2048  # bytes of shared memory that a kernel takes beside a group, at most
 _FLOAT64 = np.dtype(np.float64)
@@ -131,7 +132,8 @@ class HeldGradient(HeldGroups):
 
 def _threads(packs: int) -> int:
     """Threads for a group that a block sees as one row, of which nearly all have work."""
-    return row_threads(packs, min(_MOST, max(_FEWEST, packs // _PACKS)))
+    fewer = max(_SHARING, packs // (2 * _PACKS))
+    return row_threads(packs, min(_MOST, max(_FEWEST, packs // _PACKS), fewer))
 
 
 def _block(width: int, accesses: int, packs: int) -> Shape:

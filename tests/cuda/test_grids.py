@@ -84,7 +84,7 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
     launch(run, BatchNormGrad, [x, channels, channels], **known)
     launch(run, BatchNormInference, [x], **known)
     launch(run, BatchNormInferenceGrad, [x, channels, channels], **known)
-    first = ("sum_deviations", "sum_channels", "infer", "infer_gradient")
+    first = ("channel_moments", "sum_channels", "infer", "infer_gradient")
     for name in (*first, "normalize", "apply_channels"):
         assert device.grids[name] == (3, held + 2)
     x, groups = ones((1, 3, 64000)), ones((1, 1))
@@ -92,7 +92,7 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
     launch(run, GroupNorm, [x, groups, groups], **known)
     known |= {"dy": x, "mean": groups, "inv_std": groups}
     launch(run, GroupNormGrad, [x, channels, channels], **known)
-    sums = "sum_group_deviations", "normalize_groups", "sum_group_gradient", "apply_group_gradient"
+    sums = "column_moments", "normalize_groups", "sum_group_gradient", "apply_group_gradient"
     for name in sums:
         assert device.grids[name] == (3, held + 2)
 

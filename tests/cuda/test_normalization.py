@@ -541,8 +541,8 @@ def test_row_counts_around_the_grid(rows, multiprocessors):
 def test_loops_over_blocks_go_round(limit):
     """Kernels whose result does not hang on their grid, on the smallest."""
     names = ("layer_norm", "layer_norm_inverse", "row_sums_of_gradient", "column_sums")
-    names += ("apply_channels", "normalize", "finish_channels", "finish_centre", "finish_moments")
-    names += ("apply_gradient", "sum_channels", "sum_deviations")
+    names += ("apply_channels", "normalize", "finish_channels", "finish_moments")
+    names += ("apply_gradient", "sum_channels", "channel_moments")
     device = Emulated(grid_limit=dict.fromkeys(names, limit), multiprocessors=3)
     _check_row_norms(device, (7, 40), LAYER_TYPES[0])
     _check_row_norms(device, (5, 8300), LAYER_TYPES[0])
@@ -556,7 +556,7 @@ def test_loops_over_blocks_go_round(limit):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
 def test_steps_on_the_smallest_grid(types):
-    names = ("finish_stats", "take_stats", "finish_sums", "take_sums")
+    names = ("finish_moments", "take_stats", "finish_sums", "take_sums")
     device = Emulated(grid_limit=dict.fromkeys(names, 1), multiprocessors=1)
     p = _batch((3, 1001), 1, False, types)
     p.check_forward(device, *device.batch_norm_in_steps(p))
@@ -763,7 +763,7 @@ def test_distances_that_overflow(types):
         p.x[:, [8, 9]] *= np.array(1.5, types[0])
         for q in (p, replace(p, batch=True, axis=0)):
             _, mean, _ = device.batch_norm(q) if q.batch else device.layer_norm(q)
-            np.testing.assert_array_equal(mean, 0)
+            np.testing.assert_allclose(mean, 0, atol=float(largest) * 2.0**-50)
 
 
 def test_more_partial_rows_than_threads_that_add_up_a_column():
@@ -1023,10 +1023,12 @@ def test_batches_of_more_elements_than_32_bits_can_count(last):
     args = (x, None, None, zeros, ones, out, *shape, np.float64(0))
     _launch(device, "batch_norm_inference", "infer", grid, block, *args, **macros)
     np.testing.assert_array_equal(out[corner], x[corner])
-    args = (x, np.zeros(channels), partials, *shape)
-    _launch(device, "batch_norm", "sum_deviations", grid, block, *args, **macros)
-    np.testing.assert_allclose(sums, [of(other), of(other**2)], rtol=1e-5)
-    exact = np.array([np.zeros(channels), np.ones(channels)])
+    parts = np.zeros((grid[1], channels, 4))
+    _launch(device, "batch_norm", "channel_moments", grid, block, x, parts, *shape, **macros)
+    count, mean, _, squares = (parts[-1, -8:] if last else parts[-1, -1]).T
+    found = count * mean, squares + count * mean**2
+    np.testing.assert_allclose(found, [of(other), of(other**2)], rtol=1e-5)
+    exact = np.array([np.zeros(channels), np.zeros(channels), np.ones(channels)])
     args = (x, None, None, exact, out, *shape)
     _launch(device, "batch_norm", "normalize", grid, block, *args, **macros)
     np.testing.assert_array_equal(out[corner], x[corner])
@@ -1042,8 +1044,8 @@ def test_more_channels_than_32_bits_can_count():
     dy[mine], x[mine], ones[mine] = 2, 3, 1
     dy[covered:] = x[covered:] = 7
     partials, means = _sparse("float64", 2, channels), _sparse("float32", 2, channels)
-    exact = _sparse("float64", 2, channels)
-    exact[1, mine] = 1
+    exact = _sparse("float64", 3, channels)
+    exact[2, mine] = 1
 
     def run(file, name, *args, last=()):
         _launch(device, file, name, grid, block, *args, *shape, *last, **macros)
@@ -1062,11 +1064,10 @@ def test_more_channels_than_32_bits_can_count():
     assert not by_known[covered:].any()
     run("batch_norm", "normalize", x, None, None, exact, out)
     np.testing.assert_array_equal(out[mine], 3)
-    run("batch_norm", "sum_deviations", x, _sparse("float64", channels), partials)
-    np.testing.assert_array_equal(partials[:, mine], [[3] * 8, [9] * 8])
-    run("batch_norm", "sum_deviations", x, None, partials)
-    np.testing.assert_array_equal(partials[0, mine], [3] * 8)
-    for array in (out, partials[0], partials[1]):
+    parts = _sparse("float64", channels, 4)
+    run("batch_norm", "channel_moments", x, parts)
+    np.testing.assert_array_equal(parts[mine], [[1, 3, 0, 0]] * 8)
+    for array in (out, partials[0], partials[1], parts):
         assert not array[covered:].any()
 
 
@@ -1075,10 +1076,9 @@ def test_statistics_of_more_channels_than_32_bits_can_count():
     device, covered = Emulated(), (1 << 32) + 32
     channels, mine = covered + 32, slice(covered - 32, covered)
     grid, block = (covered // 32,), (32, 32)
-    partials, centre = _sparse("float64", 2, 1, channels), _sparse("float64", channels)
-    exact, means = _sparse("float64", 2, channels), _sparse("float32", 2, channels)
-    mean, inv_std, dscale, dbias = (_sparse("float32", channels) for _ in range(4))
-    partials[..., mine] = [[[8.0]], [[20.0]]]  # four elements: mean 2, variance 1
+    partials, means = _sparse("float64", 2, 1, channels), _sparse("float32", 2, channels)
+    dscale, dbias = (_sparse("float32", channels) for _ in range(2))
+    partials[..., mine] = [[[8.0]], [[20.0]]]  # of four elements
     partials[..., covered:] = 7
     shape = 1, channels, 4
 
@@ -1089,16 +1089,11 @@ def test_statistics_of_more_channels_than_32_bits_can_count():
             assert not array[covered:].any()
             array[mine] = 0
 
-    args, macros = (_sparse("float16", 1), partials, centre, *shape, 1), {"LAST": 1}
-    run("batch_norm", "finish_centre", *args, written=[(2, centre)], **macros)
-    args = (partials, centre, exact, mean, inv_std, *shape, np.float64(0))
-    written = [(2, exact[0]), (1, exact[1]), (2, mean), (1, inv_std)]
-    run("batch_norm", "finish_moments", *args, written=written, **macros)
     args, sums = (partials, dscale, dbias, means, *shape), [(8, dscale), (20, dbias)]
     written = [*sums, (2, means[0]), (5, means[1])]
-    run("batch_norm_grad", "finish_channels", *args, written=written, **macros)
+    run("batch_norm_grad", "finish_channels", *args, written=written, LAST=1)
     args = (partials, dscale, dbias, *shape[:2])
-    run("batch_norm_inference_grad", "finish_parameters", *args, written=sums, **macros)
+    run("batch_norm_inference_grad", "finish_parameters", *args, written=sums, LAST=1)
 
 
 def test_steps_of_more_channels_than_32_bits_can_count():
@@ -1106,14 +1101,19 @@ def test_steps_of_more_channels_than_32_bits_can_count():
     device, covered = Emulated(KernelDevice), (1 << 32) + 32
     channels, mine = covered + 32, slice(covered - 32, covered)
     grid, block = (covered // 32,), (32, 32)
-    partials, centre = _sparse("float64", 2, 1, channels), _sparse("float64", channels)
+    partials = _sparse("float64", 2, 1, channels)
     one, other = (_sparse("float64", channels) for _ in range(2))
-    partials[..., mine], centre[mine] = [[[8.0]], [[20.0]]], 3  # of four elements
+    partials[..., mine] = [[[8.0]], [[20.0]]]
     partials[..., covered:] = 7
     macros, shape = {"ACC_T": "float32", "STAT_T": "float16"}, (1, channels)
-    args = (partials, centre, one, other, *shape, 4)
-    _launch(device, "batch_norm_steps", "finish_stats", grid, block, *args, **macros)
-    np.testing.assert_array_equal([one[mine], other[mine]], [[5] * 32, [1] * 32])
+    parts, exact = _sparse("float64", channels, 4), _sparse("float64", 3, channels)
+    parts[mine], parts[covered:] = (4, 2, 0, 4), 7  # four elements: mean 2, variance 1
+    saved, running = ([_sparse("float32", channels) for _ in range(2)] for _ in range(2))
+    args = (parts, one, other, exact, *saved, *saved, *running, *shape, *map(np.float64, (0, 1)))
+    _launch(device, "batch_statistics", "finish_moments", grid, block, *args, RUN_T="float32")
+    unbiased = np.float32(4 / 3)
+    for found, var in (([one, other], 1), (exact[::2], 1), (saved, 1), (running, unbiased)):
+        np.testing.assert_array_equal([array[mine] for array in found], [[2] * 32, [var] * 32])
     args = (partials, one, other, *shape)
     _launch(device, "batch_norm_steps", "finish_sums", grid, block, *args, **macros)
     np.testing.assert_array_equal([one[mine], other[mine]], [[8] * 32, [20] * 32])
@@ -1132,7 +1132,7 @@ def test_statistics_of_all_ranks_for_more_channels_than_32_bits_can_count():
     grid, block = (covered // 128,), (128,)
     one, other, mean, var = (_sparse("float64", channels) for _ in range(4))
     one[mine], other[mine], one[covered:], other[covered:] = 2, 0.25, 7, 7
-    exact, means = _sparse("float64", 2, channels), _sparse("float32", 2, channels)
+    exact, means = _sparse("float64", 3, channels), _sparse("float32", 2, channels)
     saved_mean, inv_std = (_sparse("float16", channels) for _ in range(2))
     macros = {"ACC_T": "float32", "STAT_T": "float16"}
     args = (one, other, exact, saved_mean, inv_std, channels, np.float64(0))
@@ -1146,12 +1146,13 @@ def test_statistics_of_all_ranks_for_more_channels_than_32_bits_can_count():
         moved = _sparse("float16", channels), _sparse("float16", channels)
         numbers = np.float64(2), np.float64(0.5)
         args = (saved_mean, inv_std, one, other, *numbers, *moved, np.int64(channels))
-        launch = kernel(device.device, "running_statistics", "update_running", STAT_T="float16")
+        kinds = {"STAT_T": "float16", "RUN_T": "float16"}
+        launch = kernel(device.device, "batch_statistics", "update_running", **kinds)
         launch(grid, block, args)
     for array, value in zip(moved, (2, 1.25), strict=True):
         np.testing.assert_array_equal(array[mine], value)
         assert not array[covered:].any()
-    expected = {2: (exact[0], saved_mean, exact[1], inv_std, mean), 0.5: (means[0],)}
+    expected = {2: (exact[0], saved_mean, exact[2], inv_std, mean), 0.5: (means[0],)}
     expected |= {0.0625: (means[1],), 0.25: (var,)}
     for value, arrays in expected.items():
         for array in arrays:

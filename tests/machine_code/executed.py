@@ -27,7 +27,7 @@ ARCHITECTURE = 90
 _MULTIPROCESSORS = 2
 # Their work grows with blocks and channels, not with elements. What the last two write is read by
 # no kernel, so they need not run.
-_FINISHING = {"finish_centre", "finish_channels", "finish_moments", "column_sums", "norm_finish"}
+_FINISHING = {"finish_channels", "finish_moments", "column_sums", "norm_finish"}
 _LAST = {"column_sums", "norm_finish"}
 
 Shape: TypeAlias = tuple[int, ...]

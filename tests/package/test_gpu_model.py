@@ -122,15 +122,6 @@ def test_a_dtype_of_half_the_size_is_looked_up_with_as_many_bytes_at_once():
     assert found.index(row.format(8)) < found.index(row.format(4))  # if there is no other
 
 
-@pytest.mark.usefixtures("quick_host")
-def test_what_was_counted_of_two_launches_is_shared_among_them():
-    made, card = work("batch_norm", "256x256x56x56", "bfloat16"), CARD._replace(double=1e-6)
-    row = TABLES.executed("batch_norm", "sum_deviations", "bfloat16")
-    clocks = 1e-6 * card.multiprocessors * card.clock
-    least = made.elements * float(row["double"]) / clocks
-    assert least < model.predicted(made, card, TABLES).seconds < 1.2 * least
-
-
 def test_threads_without_columns_are_counted():
     made = work("rms_norm_grad", "8192x5120", "bfloat16")
     launch = model.Launch("layer_norm_grad", "CHUNKS=2 VEC=8", (264,), (512, 1), 1)

@@ -16,7 +16,7 @@ import gradkit
 from gradkit._calls import channels, rows
 from gradkit._calls.record import Call
 from gradkit._cuda import channel_kernels
-from gradkit._cuda.channel_kernels import Centre, Exact, Means, Named, Partials
+from gradkit._cuda.channel_kernels import Exact, Means, Named, Partials, Parts
 from tests.cuda.test_kernels import ARGUMENTS
 
 PACKAGE = Path(gradkit.__file__).parent
@@ -56,7 +56,7 @@ FIELDS = [
     for role in re.findall(r"(?:In|InOut|Out)\[.*?roles\.(\w+)", str(kind_of))
 ]
 ROLES = {name: {role for other, role in FIELDS if other == name} for name, _ in FIELDS}
-for of in (Partials, Centre, Exact, Means):
+for of in (Partials, Parts, Exact, Means):
     ROLES.setdefault(of.__name__.lower(), set()).add(of.__name__)
 ANY_ORDER = "_types_of"  # which looks only at what some arrays' dtypes are
 BY_ROLE = (
