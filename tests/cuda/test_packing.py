@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -129,7 +130,7 @@ def kernel(driver):
 @pytest.fixture
 def dependent(driver, kernel, monkeypatch):
     """A launch that may start early, whose arguments' types are known."""
-    monkeypatch.setattr(packing, "dependent_launcher", lambda: driver.cuLaunchKernelEx)
+    monkeypatch.setattr(packing, "of_driver", partial(getattr, driver))
     start = kernel.on(GRID, BLOCK, 128, dependent=True)
     start((np.int32(0),))
     return start
@@ -233,7 +234,7 @@ def test_launches_are_plain_if_they_are_not_dependent_or_the_driver_is_older(
     driver, kernel, monkeypatch
 ):
     kernel.on(GRID, BLOCK, 0)((np.int32(1),))
-    monkeypatch.setattr(packing, "dependent_launcher", lambda: None)
+    monkeypatch.setattr(packing, "of_driver", lambda _: None)
     kernel.on(GRID, BLOCK, 0, dependent=True)((np.int32(2),))
     assert driver.early == []
     assert [content for _, content in driver.packed] == [struct.pack("i", n) for n in (1, 2)]
@@ -245,9 +246,27 @@ def test_a_driver_without_the_function_is_known(monkeypatch):
 
     for library in (lambda _: SimpleNamespace(), absent):
         monkeypatch.setattr(ctypes, "CDLL", library)
-        assert packing.dependent_launcher.__wrapped__() is None
+        assert packing.of_driver.__wrapped__("cuLaunchKernelEx") is None
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(cuLaunchKernelEx=9))
-    assert packing.dependent_launcher.__wrapped__() == 9
+    assert packing.of_driver.__wrapped__("cuLaunchKernelEx") == 9
+
+
+def test_the_driver_tells_how_many_clusters_fit(driver, kernel, monkeypatch):
+    asked = []
+
+    def ask(found, function, configuration):
+        asked.append((function.value, struct.unpack("@7IPPI4x", configuration)))
+        ctypes.cast(found, ctypes.POINTER(ctypes.c_int))[0] = 66
+        return driver.status
+
+    driver.cuOccupancyMaxActiveClusters, driver.status = ask, 0
+    monkeypatch.setattr(packing, "of_driver", partial(getattr, driver))
+    assert kernel.clusters(8, 512) == 66
+    assert asked == [(77, (8, 1, 1, 512, 1, 1, 0, 0, 0, 0))]
+    driver.status = 1
+    assert kernel.clusters(8, 512) is None
+    monkeypatch.setattr(packing, "of_driver", lambda _: None)
+    assert kernel.clusters(8, 512) is None
 
 
 CALLS = {

@@ -9,9 +9,11 @@ import pytest
 from gradkit import _cuda
 from gradkit._cuda.launch import packing
 from gradkit._cuda.launch.device import CupyDevice
+from gradkit._cuda.launch.kernels import kernel
 from gradkit._open import dispatch
 from gradkit.errors import KernelError
 from tests.backends import CuPy, has_gpu
+from tests.combinations import combinations
 from tests.gpu.test_captures import CALLS, Arguments
 from tests.gpu.test_contexts import without_context
 
@@ -20,7 +22,7 @@ def starts_early():
     """Return whether the device and its driver can."""
     if not has_gpu():
         return False
-    return CupyDevice(0).clusters and packing.dependent_launcher() is not None
+    return CupyDevice(0).clusters and packing.of_driver("cuLaunchKernelEx") is not None
 
 
 plugin = sys.modules.get("testbed.driver.plugin")
@@ -51,11 +53,23 @@ def given(name):
 def plain_launches():
     """A device on which nothing has been launched yet, by a driver before CUDA 11.8."""
     new = {0: _cuda.CudaBackend(CupyDevice(0))}
-    none = mock.patch.object(packing, "dependent_launcher", return_value=None)
+    none = mock.patch.object(packing, "of_driver", return_value=None)
     dispatch._plans.clear()  # which know what computes
     with mock.patch.dict(_cuda.backends, new), none:
         yield
     dispatch._plans.clear()
+
+
+def test_as_many_clusters_run_as_the_driver_says_fit():
+    """In a part of the device at least, and not more than all of its blocks would make."""
+    file = "layer_norm_grad_cluster"
+    macros = next(macros for of, macros in combinations() if of == file)
+    cluster = kernel(CupyDevice(0), file, file, **macros)
+    found = cluster.clusters(8, 256)
+    assert 1 <= found <= cluster.resident(256) * cluster.device.multiprocessors // 8
+    with mock.patch.object(packing, "of_driver", return_value=None):
+        rule = cluster.clusters(8, 256)
+    assert (found, rule) == (2, 1) or plugin is None
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

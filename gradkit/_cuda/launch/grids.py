@@ -59,15 +59,9 @@ def row_blocks(
 
 
 def row_clusters(kernel: LoadedKernel, rows: int, packs: int, samples: int = 1) -> RowBlocks:
-    """Divide rows among ``count`` clusters of blocks, each of which has ``packs`` threads or more.
-
-    Not as many as the device's blocks would make: a cluster lies within a part of the device, where
-    some multiprocessors may be left over, and one that waits for another doubles the time. So an
-    eighth is left out.
-    """
+    """Divide rows among ``count`` clusters of blocks; a row can use ``packs`` threads."""
     threads = -(-packs // (32 * CLUSTER)) * 32
-    resident = kernel.resident(threads) * kernel.device.multiprocessors
-    together = resident * 7 // (8 * CLUSTER)
+    together = kernel.clusters(CLUSTER, threads)
     return RowBlocks(threads, 1, min(rows, max(1, together // samples)))
 
 

@@ -56,6 +56,20 @@ class LoadedKernel:
         except self.device.launch_errors as error:
             raise self.refused(f"blocks of {threads}", shared_mem, error) from error
 
+    def clusters(self, size: int, threads: int) -> int:
+        """Number of clusters of so many blocks that the device holds at once.
+
+        Fewer than its blocks would make: a cluster lies within a part of the device, where some
+        multiprocessors may be left over, and one that waits for another doubles the time. Where
+        the driver does not tell how many, an eighth is left out.
+        """
+        resident = self.resident(threads) * self.device.multiprocessors
+        if isinstance(self.function, PackedKernel) and (
+            told := self.function.clusters(size, threads)
+        ):
+            return told
+        return resident * 7 // (8 * size)
+
     def refused(self, block: str, shared_mem: int, error: Exception) -> KernelError:
         """Return the error of a failed launch."""
         return KernelError(

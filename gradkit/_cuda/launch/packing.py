@@ -64,11 +64,11 @@ def in_context(cuda: Any, call: Callable[[], _Result]) -> _Result:
 
 
 @cache
-def dependent_launcher() -> Callable[..., int] | None:
-    """The driver's ``cuLaunchKernelEx``; ``None`` before CUDA 11.8."""
+def of_driver(name: str) -> Callable[..., int] | None:
+    """A function of the driver that CuPy lacks; ``None`` before CUDA 11.8."""
     try:
         library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        return cast("Callable[..., int]", library.cuLaunchKernelEx)
+        return cast("Callable[..., int]", getattr(library, name))
     except (OSError, AttributeError):
         return None
 
@@ -110,6 +110,15 @@ class PackedKernel:
         handle: int = self.function.kernel.ptr
         return handle
 
+    def clusters(self, size: int, threads: int) -> int | None:
+        """Clusters of so many blocks that the device holds at once, if its driver tells."""
+        ask = of_driver("cuOccupancyMaxActiveClusters")
+        if ask is None:
+            return None
+        found, one = ctypes.c_int(), _CONFIGURATION.pack(size, 1, 1, threads, 1, 1, 0, 0, 0, 0)
+        status = ask(ctypes.byref(found), ctypes.c_void_p(self.address), one)
+        return None if status else found.value
+
     def __call__(self, grid: Shape, block: Shape, args: Sequence[Any], shared_mem: int = 0) -> None:
         """Launch on the current stream; grid and block have three dimensions."""
         self.on(grid, block, shared_mem)(args)
@@ -122,7 +131,7 @@ class PackedKernel:
         start, current_stream = cuda.driver.launchKernel, cuda.get_current_stream
         driver_error = cuda.driver.CUDADriverError
         where = *grid, *block, shared_mem
-        start_early = dependent_launcher() if dependent else None
+        start_early = of_driver("cuLaunchKernelEx") if dependent else None
         configured: dict[int, _Configured] = {}  # by stream
 
         def launch(args: Sequence[Any]) -> None:

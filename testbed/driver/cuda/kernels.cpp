@@ -230,14 +230,18 @@ API Result cuFuncSetAttribute(void* handle, int number, int value) {
   function.dynamic_limit = value;
   return success;
 }
+// Blocks that a multiprocessor holds at once.
+static int resident(const Function& function, int threads, size_t shared) {
+  const size_t all = shared + size_t(function.static_bytes);
+  const int by_threads = std::min(2048 / std::max(threads, 1), 32);
+  return all ? std::min(by_threads, int(size_t(max_shared_memory()) / all)) : by_threads;
+}
 API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* handle, int threads,
                                                        size_t shared) {
   ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor);
   if (!functions.count(static_cast<Function*>(handle)))
     return refuse(invalid_handle, "no such function");
-  const size_t all = shared + size_t(static_cast<Function*>(handle)->static_bytes);
-  *blocks = std::min(2048 / std::max(threads, 1), 32);
-  if (all) *blocks = std::min(*blocks, int(size_t(max_shared_memory()) / all));
+  *blocks = resident(*static_cast<Function*>(handle), threads, shared);
   return success;
 }
 API Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
@@ -290,6 +294,18 @@ API Result cuLaunchKernelEx(const Configuration* c, void* function, void** argum
   std::copy(c->block, c->block + 3, shape.block);
   shape.shared = c->shared;
   return launch(function, shape, c->stream, arguments, extra, together);
+}
+
+// A device in parts of two multiprocessors, of which a cluster takes one.
+API Result cuOccupancyMaxActiveClusters(int* clusters, void* handle, const Configuration* c) {
+  ENTER(cuOccupancyMaxActiveClusters);
+  if (!functions.count(static_cast<Function*>(handle)))
+    return refuse(invalid_handle, "no such function");
+  const auto& function = *static_cast<Function*>(handle);
+  const int threads = int(c->block[0] * c->block[1] * c->block[2]);
+  const int cluster = int(function.cluster[0] * function.cluster[1] * function.cluster[2]);
+  *clusters = 2 * resident(function, threads, c->shared) / cluster * (multiprocessors() / 2);
+  return success;
 }
 
 API void driver_use_machine(PyObject* given) {

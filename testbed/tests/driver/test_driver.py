@@ -272,6 +272,13 @@ def test_launches_by_configuration(cuda):
     np.testing.assert_array_equal(cuda.values(x), BEFORE + 3)
 
 
+def test_clusters_lie_within_parts_of_the_device(cuda):
+    chosen, found = Configuration((1, 1, 1), (256, 1, 1), 0), c_int()
+    cuda("cuOccupancyMaxActiveClusters", byref(found), cuda.kernel(), byref(chosen))
+    assert found.value == 2 * 8  # of one block each
+    cuda("cuOccupancyMaxActiveClusters", byref(found), None, byref(chosen), code=BAD_HANDLE)
+
+
 WAITING = """
 extern "C" __global__ void add(float* x, float value, int n) {
   asm volatile("griddepcontrol.wait;" ::: "memory");
