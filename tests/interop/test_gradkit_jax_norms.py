@@ -1,8 +1,6 @@
 """Each of ``gradkit.jax``'s norms inside of JAX's transformations, beside direct calls."""
 
-from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +14,7 @@ import gradkit.jax
 from gradkit import _host
 from gradkit.jax import _records
 from tests.interop.libraries import checking_leaks
+from tests.operations import OPERATIONS
 from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits
 
 TYPES = [
@@ -84,98 +83,28 @@ def running(x, scale, bias, mean, var):
     return y, 0.75 * mean + 0.25 * x.mean((0, 2)), 0.75 * var + 0.25 * x.var((0, 2)) * n / (n - 1)
 
 
-def direct_layer(cotangents, *given, offset):
-    *data, scale, _ = given
-    rule = {"axis": 1, "scale_offset": offset}
-    if len(data) == 1:
-        y, mean, inv_std = gradkit.layer_norm(*given, **rule)
-        s, (dy,), ds = data[0], cotangents, None
-    else:
-        y, s, mean, inv_std = gradkit.add_layer_norm(*given, **rule)
-        dy, ds = cotangents
-    dx, dscale, dbias = gradkit.layer_norm_grad(dy, s, scale, mean, inv_std, ds=ds, **rule)
-    return [y] if ds is None else [y, s], [*[dx] * len(data), dscale, dbias]
-
-
-def direct_rms(cotangents, *given, offset):
-    *data, scale = given
-    rule = {"axis": 1, "scale_offset": offset}
-    if len(data) == 1:
-        y, inv_std = gradkit.rms_norm(*given, **rule)
-        s, (dy,), ds = data[0], cotangents, None
-    else:
-        y, s, inv_std = gradkit.add_rms_norm(*given, **rule)
-        dy, ds = cotangents
-    dx, dscale = gradkit.rms_norm_grad(dy, s, scale, inv_std, ds=ds, **rule)
-    return [y] if ds is None else [y, s], [*[dx] * len(data), dscale]
-
-
 def gated(x, gate, scale, *, before):
     activated = jax.nn.silu(gate)
     y = normal(x if before else x * activated, (1, 2), 1e-6, centred=False) * (scale + 0.5)
     return y * activated if before else y
 
 
-def direct_gated(cotangents, x, gate, scale, *, before):
-    rule = {"axis": 1, "scale_offset": 0.5, "norm_before_gate": before}
-    y, inv_std = gradkit.gated_rms_norm(x, gate, scale, **rule)
-    return [y], gradkit.gated_rms_norm_grad(*cotangents, x, gate, scale, inv_std, **rule)
+def over_rows(name, *labels, scale_offset=None):
+    """A norm of rows and its formula, of a sum if there is a residual."""
+    kind = layer if "layer" in name else rms
 
+    def formula(x, *rest):
+        s, parameters = (x + rest[0], rest[1:]) if "residual" in labels else (x, rest)
+        y = kind(s, *parameters, offset=scale_offset or 0.0)
+        return (y, s) if "residual" in labels else y
 
-def direct_invertible(cotangents, x, *parameters):
-    kind = "layer" if len(parameters) == 2 else "rms"
-    y, *statistics = getattr(gradkit, f"{kind}_norm")(x, *parameters, axis=1)
-    gradient = getattr(gradkit, f"invertible_{kind}_norm_grad")
-    return [y], gradient(*cotangents, y, *parameters, statistics[-1], axis=1)
-
-
-def invertible(kind, parameters):
-    """With a scale that can be divided by."""
-
-    def arguments(t, v):
-        x, scale, *bias = rows(1, parameters, t, v)
-        return [x, np.abs(scale) + DTYPES[v].type(0.5), *bias]
-
-    ours = partial(getattr(gradkit.jax, f"invertible_{kind}_norm"), axis=1)
-    names = ("scale", "bias")[:parameters]
-    return Case(arguments, ours, direct_invertible, layer if kind == "layer" else rms, names=names)
+    rule = {"axis": 1} | ({} if scale_offset is None else {"scale_offset": scale_offset})
+    return Case(name, labels, formula, rule)
 
 
 def with_gate(before):
     rule = {"axis": 1, "scale_offset": 0.5, "norm_before_gate": before}
-    return Case(
-        partial(rows, 2, 1),
-        partial(gradkit.jax.gated_rms_norm, **rule),
-        partial(direct_gated, before=before),
-        partial(gated, before=before),
-        data=2,
-        names=("scale",),
-        offset=0.5,
-    )
-
-
-def direct_group(cotangents, x, scale, bias):
-    y, mean, inv_std = gradkit.group_norm(x, 3, scale, bias)
-    return [y], gradkit.group_norm_grad(*cotangents, x, scale, mean, inv_std)
-
-
-def direct_inference(cotangents, x, scale, bias, mean, var):
-    y = gradkit.batch_norm_inference(x, scale, bias, mean, var)
-    grads = gradkit.batch_norm_inference_grad(*cotangents, x, scale, mean, var)
-    return [y], [*grads, np.zeros_like(mean), np.zeros_like(var)]
-
-
-def direct_batch(cotangents, x, scale, bias):
-    y, mean, inv_std = gradkit.batch_norm(x, scale, bias)
-    return [y], gradkit.batch_norm_grad(*cotangents, x, scale, mean, inv_std)
-
-
-def direct_running(cotangents, x, scale, bias, mean, var):
-    moved = mean.copy(), var.copy()
-    known = {"running_mean": moved[0], "running_var": moved[1], "momentum": 0.25}
-    y, batch_mean, inv_std = gradkit.batch_norm(x, scale, bias, **known)
-    grads = gradkit.batch_norm_grad(cotangents[0], x, scale, batch_mean, inv_std)
-    return [y, *moved], [*grads, np.zeros_like(mean), np.zeros_like(var)]
+    return Case("gated_rms_norm", ("x", "gate", "scale"), partial(gated, before=before), rule)
 
 
 def by_running(x, scale, bias, mean, var, **more):
@@ -183,65 +112,74 @@ def by_running(x, scale, bias, mean, var, **more):
     return gradkit.jax.batch_norm(x, scale, bias, **known, **more)
 
 
-class Case(NamedTuple):
-    arguments: Callable[..., Any]
-    ours: Callable[..., Any]
-    direct: Callable[..., Any]
-    formula: Callable[..., Any]
-    data: int = 1  # how many arguments have an axis of the batch
-    names: tuple[str, ...] = ("scale", "bias")
-    constant: int = 0  # how many at the end have no gradient
-    offset: float = 0.0
+class Case:
+    """A norm of ``gradkit.jax``: its arrays by name, its other arguments, and JAX's formula."""
+
+    def __init__(self, name, labels, formula, rule):
+        self.name, self.labels, self.formula, self.rule = name, labels, formula, rule
+        self.names = tuple(label for label in labels if label in ("scale", "bias"))
+        self.data = labels.index(self.names[0])  # how many arguments have an axis of the batch
+        self.constant = len(labels) - self.data - len(self.names)  # how many have no gradient
+        self.offset = rule.get("scale_offset", 0.0)
+
+    def arguments(self, t, v):
+        if "axis" not in self.rule:
+            return channels(t, v, known=self.constant > 0)
+        x, *rest = rows(self.data, len(self.names), t, v)
+        if "invertible" in self.name:  # a scale that can be divided by
+            rest[0] = np.abs(rest[0]) + DTYPES[v].type(0.5)
+        return [x, *rest]
+
+    def ours(self, *given):
+        made = getattr(gradkit.jax, self.name)(*given[: self.data], **self.filled(given))
+        return made[0] if self.name == "batch_norm" and not self.constant else made
+
+    def filled(self, given):
+        """All but the data, by name."""
+        named = dict(zip(self.labels, given, strict=True))
+        return {label: named[label] for label in self.labels[self.data :]} | self.rule
+
+    def direct(self, cotangents, *given):
+        """Outputs and gradients of direct calls."""
+        forward = OPERATIONS[self.name.removeprefix("invertible_")]
+        backward = OPERATIONS[f"{self.name.removeprefix('add_')}_grad"]
+        known = dict(zip(self.labels, given, strict=True)) | self.rule
+        running = {label: known[label].copy() for label in known if label.startswith("running")}
+        made = forward.function(**known | running)
+        made = dict(zip(forward.results, made if isinstance(made, tuple) else (made,), strict=True))
+        known |= made | dict(zip(("dy", "ds"), cotangents, strict=False))
+        known["x"] = made.get("s", known["x"])
+        known["wanted"] = tuple(
+            n for n in backward.results if known[n.removeprefix("d")] is not None
+        )
+        own = backward.function(**{n: known[n] for n in backward.parameters if n in known})
+        slopes = dict(zip(backward.results, own, strict=True)) | {"dresidual": own[0]}
+        outputs = [made[name] for name in ("y", "s") if name in made]
+        return [*outputs, *running.values()], [
+            slopes.get(f"d{label}", np.zeros_like(array))
+            for label, array in zip(self.labels, given, strict=True)
+        ]
 
 
-def over_rows(name, data, parameters, offset):
-    kind, direct = (layer, direct_layer) if "layer" in name else (rms, direct_rms)
-
-    def formula(*given):
-        s = sum(given[:data])
-        y = kind(s, *given[data:], offset=offset)
-        return (y, s) if data == 2 else y
-
-    ours = partial(getattr(gradkit.jax, name), axis=1, scale_offset=offset)
-    arguments = partial(rows, data, parameters)
-    names = ("scale", "bias")[:parameters]
-    return Case(arguments, ours, partial(direct, offset=offset), formula, data, names, 0, offset)
-
-
+SUM, SCALED = ("x", "residual"), ("x", "scale", "bias")
 CASES = {
-    "layer_norm": over_rows("layer_norm", 1, 2, 0.0),
-    "layer_norm, offset": over_rows("layer_norm", 1, 2, 1.0),
-    "invertible_layer_norm": invertible("layer", 2),
-    "rms_norm": over_rows("rms_norm", 1, 1, 0.0),
-    "rms_norm, offset": over_rows("rms_norm", 1, 1, 1.0),
-    "invertible_rms_norm": invertible("rms", 1),
-    "add_layer_norm": over_rows("add_layer_norm", 2, 2, 0.0),
-    "add_layer_norm, offset": over_rows("add_layer_norm", 2, 2, 0.5),
-    "add_rms_norm": over_rows("add_rms_norm", 2, 1, 0.0),
-    "add_rms_norm, offset": over_rows("add_rms_norm", 2, 1, 1.0),
+    "layer_norm": over_rows("layer_norm", *SCALED),
+    "layer_norm, offset": over_rows("layer_norm", *SCALED, scale_offset=1.0),
+    "invertible_layer_norm": over_rows("invertible_layer_norm", *SCALED),
+    "rms_norm": over_rows("rms_norm", "x", "scale"),
+    "rms_norm, offset": over_rows("rms_norm", "x", "scale", scale_offset=1.0),
+    "invertible_rms_norm": over_rows("invertible_rms_norm", "x", "scale"),
+    "add_layer_norm": over_rows("add_layer_norm", *SUM, "scale", "bias"),
+    "add_layer_norm, offset": over_rows("add_layer_norm", *SUM, "scale", "bias", scale_offset=0.5),
+    "add_rms_norm": over_rows("add_rms_norm", *SUM, "scale"),
+    "add_rms_norm, offset": over_rows("add_rms_norm", *SUM, "scale", scale_offset=1.0),
     "gated_rms_norm": with_gate(before=True),
     "gated_rms_norm, gate first": with_gate(before=False),
-    "group_norm": Case(
-        channels,
-        lambda x, *parameters: gradkit.jax.group_norm(x, 3, *parameters),
-        direct_group,
-        group,
-    ),
-    "batch_norm_inference": Case(
-        partial(channels, known=True),
-        gradkit.jax.batch_norm_inference,
-        direct_inference,
-        inference,
-        constant=2,
-    ),
-    "batch_norm": Case(
-        channels,
-        lambda *given: gradkit.jax.batch_norm(*given)[0],
-        direct_batch,
-        lambda x, *parameters: running(x, *parameters, 0.0, 0.0)[0],
-    ),
+    "group_norm": Case("group_norm", SCALED, group, {"num_groups": 3}),
+    "batch_norm_inference": Case("batch_norm_inference", (*SCALED, "mean", "var"), inference, {}),
+    "batch_norm": Case("batch_norm", SCALED, lambda *a: running(*a, 0.0, 0.0)[0], {}),
     "batch_norm, running": Case(
-        partial(channels, known=True), by_running, direct_running, running, constant=2
+        "batch_norm", (*SCALED, "running_mean", "running_var"), running, {"momentum": 0.25}
     ),
 }
 
@@ -286,19 +224,27 @@ def total(norm, weights):
 
 @pytest.mark.guarantee("Inside JAX's transformations")
 @pytest.mark.parametrize(
-    ("name", "t", "v"),
+    ("name", "dropped", "t", "v"),
     [
-        (name, *types)
-        for name in CASES
+        (name, dropped, *types)
+        for name, case in CASES.items()
         for types in TYPES
+        for dropped in ((), ("bias",), ("scale",), ("scale", "bias"))
         if types != ("float32", "bfloat16") or not name.startswith("batch_norm")
+        if not dropped or types == ("float64", "float64")
+        if set(dropped) <= set(case.names) and not (case.offset and "scale" in dropped)
     ],
+    ids=str,
 )
-def test_bits_of_direct_calls(name, t, v):
+def test_bits_of_direct_calls(name, dropped, t, v):
+    """With a scale and a bias, one of the two, or neither; in float64 also the derivatives."""
     case = CASES[name]
-    given = case.arguments(t, v)
+    given = [
+        None if label in dropped else array
+        for label, array in zip(case.labels, case.arguments(t, v), strict=True)
+    ]
     with jax.enable_x64(t == "float64"):
-        made = outputs(case.ours(*map(jnp.asarray, given)))
+        made = outputs(case.ours(*jax.tree.map(jnp.asarray, given)))
         arriving = [values(out.shape, str(out.dtype), 9 + k) for k, out in enumerate(made)]
 
         @jax.jit
@@ -307,8 +253,12 @@ def test_bits_of_direct_calls(name, t, v):
             return out, backward(arriving)
 
         found, grads = both(arriving, *given)
+        if t == "float64":  # new running statistics have no gradient
+            loss = total(case.ours, arriving[: 1 if case.constant else None])
+            free = len(given) - case.constant
+            check_grads(lambda *own: loss(*own, *given[free:]), given[:free], 1, modes=["rev"])
     wanted, slopes = case.direct(arriving, *given)
-    assert_all_same_bits([*found, *grads], [*wanted, *slopes])
+    assert_all_same_bits([*found, *jax.tree.leaves(grads)], [*wanted, *jax.tree.leaves(slopes)])
     assert_all_same_bits(made, found)
 
 
@@ -325,8 +275,7 @@ def test_what_is_not_differentiated_by_is_not_computed(case, monkeypatch):
         return compute(refusal, kind, operands, numbers, shared)
 
     monkeypatch.setattr(_records, "compute", noting)
-    gated = isinstance(case.formula, partial)
-    names = ["x", *["gate" if gated else "x"] * (case.data - 1), *case.names]
+    names = ["x" if label == "residual" else label for label in case.labels]
     for k in places:
         found = jax.grad(loss, argnums=k)(*given)
         assert asked[-1] == (f"d{names[k]}",)
@@ -349,44 +298,6 @@ def test_some_gradients_through_a_scan_of_checkpoints(argnums):
     ]
     for one, other in zip(*map(jax.tree.leaves, grads), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(
-    ("name", "dropped"),
-    [
-        (name, dropped)
-        for name, case in CASES.items()
-        for dropped in ((), ("bias",), ("scale",), ("scale", "bias"))
-        if set(dropped) <= set(case.names) and not (case.offset and "scale" in dropped)
-    ],
-    ids=str,
-)
-def test_gradients_of_jaxs_own_formula(name, dropped):
-    """With a scale and a bias, with one of the two, and with neither."""
-    case = CASES[name]
-    given = case.arguments("float64", "float64")
-    gone = {case.data + case.names.index(label): label == "scale" for label in dropped}
-    kept = [k for k in range(len(given) - case.constant) if k not in gone]
-
-    def filled(norm, none, *varied):
-        every = [None if none else np.full_like(a, gone.get(k)) for k, a in enumerate(given)]
-        every[len(given) - case.constant :] = given[len(given) - case.constant :]
-        for k, value in zip(kept, varied, strict=True):
-            every[k] = value
-        return norm(*every)
-
-    free = [given[k] for k in kept]
-    ours, theirs = partial(filled, case.ours, True), partial(filled, case.formula, False)
-    for got, ref in zip(outputs(ours(*free)), outputs(theirs(*free)), strict=True):
-        np.testing.assert_allclose(got, ref, rtol=1e-11, atol=1e-12)
-    weights = [values(out.shape, "float64", 11) for out in outputs(ours(*free))]
-    # New running statistics have no gradient.
-    losses = [total(norm, weights[: 1 if case.constant else None]) for norm in (ours, theirs)]
-    made, wanted = (jax.jit(jax.grad(f, tuple(range(len(kept)))))(*free) for f in losses)
-    for got, ref in zip(made, wanted, strict=True):
-        np.testing.assert_allclose(got, ref, rtol=1e-11, atol=1e-11)
-    check_grads(losses[0], free, order=1, modes=["rev"])
 
 
 def test_outside_of_jit_a_gradient_is_compiled_once(case, compilations):
@@ -431,7 +342,7 @@ def test_running_statistics_are_constants():
 def test_running_statistics_keep_their_dtype(dtype):
     given = channels("float32", "float32", known=True, dtype=dtype)
     made = jax.jit(by_running)(*given)
-    (_, *wanted), _ = direct_running([given[0]], *given)
+    (_, *wanted), _ = CASES["batch_norm, running"].direct([given[0]], *given)
     assert_all_same_bits(made[1:], wanted)
 
 
