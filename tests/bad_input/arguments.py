@@ -10,12 +10,25 @@ from tests import strategies as draw_
 from tests.operations import FLOAT32, OPERATIONS, on
 
 
+class Refused(NamedTuple):
+    """A call that is refused: the function, its arguments of a factory's arrays, and the error."""
+
+    function: str
+    arguments: Callable
+    error: type[Exception]
+    message: str
+
+
 class Cell(NamedTuple):
     """One case of a row, for any backend."""
 
     name: str
     check: Callable
-    raises: bool = False  # whether the input is refused
+    call: Refused | None = None  # if the input is refused
+
+    @property
+    def raises(self):
+        return self.call is not None
 
 
 class NoSuchArrayError(Exception):

@@ -16,6 +16,7 @@ from tests.bad_input.arguments import (
     Cell,
     Factory,
     Parameter,
+    Refused,
     Sparse,
     f32,
     f64,
@@ -43,21 +44,24 @@ def refused(function, message, types=FLOAT32, /, **changes):
     """
     error = TypeError if OF_TYPES.search(message) else ValueError
 
+    def arguments(a):
+        given = good(function, a, types)
+        return given | {
+            label: value(a, given) if callable(value) else value for label, value in changes.items()
+        }
+
     def check(backend):
         a = Factory(backend)
-        arguments = good(function, a, types)
-        arguments |= {
-            label: value(a, arguments) if callable(value) else value
-            for label, value in changes.items()
-        }
+        given = arguments(a)
         before = a.memory()
         with pytest.raises(error, match=message) as caught:
-            getattr(gradkit, function)(**arguments)
+            getattr(gradkit, function)(**given)
         assert type(caught.value) is error
         assert a.memory() == before
 
     shown = {label: value for label, value in changes.items() if not callable(value)}
-    return Cell(f"{function} of {'-'.join(types)}, {shown}: {message}", check, raises=True)
+    call = Refused(function, arguments, error, message)
+    return Cell(f"{function} of {'-'.join(types)}, {shown}: {message}", check, call)
 
 
 # What makes an argument, of the array factory and of the good arguments

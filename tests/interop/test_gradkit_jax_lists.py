@@ -143,13 +143,7 @@ def test_every_example_of_a_vmap_has_its_own_norm(way):  # noqa: ARG001
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda c, g: c(g, -1.0), ValueError, "max_norm must be at least 0"),
-        (lambda c, g: c(g, None), TypeError, "max_norm must be a real number"),
-        (lambda c, g: c(g, jnp.ones(2)), ValueError, r"max_norm has shape \(2,\)"),
-        (lambda c, g: c(g, 1.0, 0.0), ValueError, "norm_type must be"),
-        (lambda c, g: c(g, 1.0, scale=INF), ValueError, "scale must be finite"),
         (lambda c, g: c(g, 1.0, scale=jnp.ones((), int)), TypeError, "scale has dtype"),
-        (lambda c, g: c(g, 1.0, eps=-1.0), ValueError, "eps must be at least 0"),
         (lambda c, g: c(g, 1.0, nonfinite="raise"), ValueError, 'pass "zero"'),
         (lambda c, g: c(g, 1.0, replicas=2), ValueError, "pass axis_name too"),
         (lambda c, g: c(g, 1.0, replicas=0, axis_name="i"), ValueError, "at least 1, not 0"),
@@ -213,8 +207,6 @@ def test_sums_that_keep_what_rounding_drops(name, way):  # noqa: ARG001
         add(start, {"a": nothing["a"]})
     with pytest.raises(TypeError, match=r"compensation\['a'\] has dtype float16 and buffers"):
         add(start, jax.tree.map(lambda x: x.astype("float16"), nothing))
-    with pytest.raises(ValueError, match="compensation"):
-        gradkit.jax.accumulate_grads(start, grads, compensation=nothing, rounding="stochastic")
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -290,8 +282,6 @@ def test_buffers_are_written_in_place_if_nobody_else_needs_them():
             r"grads\['w.0'\] has sh",
         ),
         (lambda add, b: add(b.astype("f2"), b), TypeError, "would lose precision"),
-        (lambda add, b: add(b, b, scale=INF), ValueError, "scale must be finite"),
-        (lambda add, b: add(b, b, overwrite=1), TypeError, "overwrite must be a bool"),
         (lambda add, b: add(b, b, do_update=jnp.ones(2, bool)), TypeError, "do_update must be"),
     ],
 )
