@@ -51,6 +51,7 @@ _OWN = (
         ("torch", "test_lists_of_tensors.py"),
         ("torch", "test_shards.py"),
         ("torch", "test_torch_storage.py"),
+        ("torch", "torch_norms.py"),
     ),
     ("jax", "test_gradkit_jax*.py"),
     ("jax", "test_updates.py"),  # beside optax's and PyTorch's

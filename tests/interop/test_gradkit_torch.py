@@ -9,6 +9,24 @@ import pytest
 from gradkit._open import dispatch
 
 from .libraries import framework
+from .torch_norms import (
+    CASES,
+    CB,
+    CW,
+    IMAGES,
+    MEAN,
+    ONE_OF_EACH,
+    OPERATORS,
+    VAR,
+    B,
+    R,
+    W,
+    X,
+    instance_norm,
+    of_tensors,
+    operator_calls,
+    random,
+)
 
 torch = framework("torch")
 functional = framework("torch.nn.functional")
@@ -17,85 +35,7 @@ _records = framework("gradkit.torch._records")
 CachedCalls = framework("gradkit.torch._cached_calls").CachedCalls
 forward_ad = framework("torch.autograd.forward_ad")
 
-OPERATORS = torch.ops.gradkit
-
-
-def random(*shape, dtype=torch.float64, grad=True, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-    return values.requires_grad_(grad)
-
-
-def batch_norm(x, weight=None, bias=None):
-    return ours.batch_norm(x, None, None, weight, bias, True)
-
-
-def frozen_batch_norm(x, weight=None, bias=None):
-    return ours.batch_norm(x, MEAN.to(x.device), VAR.to(x.device), weight, bias)
-
-
-def instance_norm(x, weight=None, bias=None):
-    return ours.instance_norm(x, None, None, weight, bias)
-
-
-def tracking_instance_norm(x, weight=None, bias=None):
-    return ours.instance_norm(x, MEAN.clone().to(x.device), VAR.clone().to(x.device), weight, bias)
-
-
-def gemma(function):
-    return lambda *args: function(*args, scale_offset=1.0)
-
-
-def gate_first(*args):
-    how = {"activation": "sigmoid", "norm_before_gate": False, "scale_offset": 1.0}
-    return ours.gated_rms_norm(*args, **how)
-
-
-X, W, B = random(4, 5, 6), random(6, seed=1), random(6, seed=2)
-IMAGES, CW, CB = random(3, 4, 2, 3), random(4, seed=1), random(4, seed=2)
-MEAN, VAR = random(4, grad=False, seed=3), random(4, grad=False, seed=4).square() + 0.1
-R = random(4, 5, 6, seed=5)
-CASES = {
-    "layer_norm": (ours.layer_norm, (X, (6,), W, B)),
-    "layer_norm, weight": (ours.layer_norm, (X, (6,), W)),
-    "layer_norm, bias": (ours.layer_norm, (X, (6,), None, B)),
-    "layer_norm, neither": (ours.layer_norm, (X, (5, 6))),
-    "invertible_layer_norm": (ours.invertible_layer_norm, (X, (6,), W, B)),
-    "invertible_layer_norm, weight": (ours.invertible_layer_norm, (X, (6,), W)),
-    "invertible_layer_norm, bias": (ours.invertible_layer_norm, (X, (6,), None, B)),
-    "rms_norm": (ours.rms_norm, (X, (6,), W)),
-    "invertible_rms_norm": (ours.invertible_rms_norm, (X, (6,), W)),
-    "invertible_rms_norm, no weight": (ours.invertible_rms_norm, (X, (5, 6))),
-    "invertible_rms_norm, scale_offset": (gemma(ours.invertible_rms_norm), (X, (6,), W)),
-    "rms_norm, no weight": (ours.rms_norm, (X, (5, 6))),
-    "layer_norm, scale_offset": (gemma(ours.layer_norm), (X, (6,), W, B)),
-    "rms_norm, scale_offset": (gemma(ours.rms_norm), (X, (6,), W)),
-    "gated_rms_norm": (ours.gated_rms_norm, (X, R, (6,), W)),
-    "gated_rms_norm, no weight": (ours.gated_rms_norm, (X, R, (5, 6))),
-    "gated_rms_norm, gate first": (gate_first, (X, R, (6,), W)),
-    "add_layer_norm": (ours.add_layer_norm, (X, R, (6,), W, B)),
-    "add_layer_norm, bias": (ours.add_layer_norm, (X, R, (6,), None, B)),
-    "add_layer_norm, scale_offset": (gemma(ours.add_layer_norm), (X, R, (6,), W, B)),
-    "add_layer_norm, neither": (ours.add_layer_norm, (X, R, (5, 6))),
-    "add_rms_norm": (ours.add_rms_norm, (X, R, (6,), W)),
-    "add_rms_norm, scale_offset": (gemma(ours.add_rms_norm), (X, R, (6,), W)),
-    "add_rms_norm, no weight": (ours.add_rms_norm, (X, R, (5, 6))),
-    "group_norm": (ours.group_norm, (IMAGES, 2, CW, CB)),
-    "group_norm, weight": (ours.group_norm, (IMAGES, 2, CW)),
-    "group_norm, bias": (ours.group_norm, (IMAGES, 1, None, CB)),
-    "group_norm, neither": (ours.group_norm, (IMAGES, 4)),
-    "instance_norm": (instance_norm, (IMAGES, CW, CB)),
-    "instance_norm, tracking": (tracking_instance_norm, (IMAGES, CW, CB)),
-    "frozen_batch_norm": (frozen_batch_norm, (IMAGES, CW, CB)),
-    "frozen_batch_norm, weight": (frozen_batch_norm, (IMAGES, CW)),
-    "frozen_batch_norm, bias": (frozen_batch_norm, (IMAGES, None, CB)),
-    "frozen_batch_norm, neither": (frozen_batch_norm, (IMAGES,)),
-    "batch_norm": (batch_norm, (IMAGES, CW, CB)),
-    "batch_norm, weight": (batch_norm, (IMAGES, CW)),
-    "batch_norm, bias": (batch_norm, (IMAGES, None, CB)),
-    "batch_norm, neither": (batch_norm, (IMAGES,)),
-}
-ONE_OF_EACH = [name for name in CASES if "," not in name]
+ARGUMENTS = list(operator_calls())
 
 
 # Derivatives
@@ -358,14 +298,7 @@ def test_modes_see_operators():
 @pytest.mark.parametrize("name", CASES)
 def test_traced_programs_are_saved_and_loaded(name):
     """They have an operator, and its gradient, for other values than those of the trace."""
-    function, given = CASES[name]
-    places = [k for k, each in enumerate(given) if isinstance(each, torch.Tensor)]
-
-    def program(*tensors):
-        filled = dict(zip(places, tensors, strict=True))
-        return function(*(filled.get(k, each) for k, each in enumerate(given)))
-
-    tensors = [given[k] for k in places]
+    program, tensors = of_tensors(name)
     file = io.BytesIO()
     torch.jit.save(torch.jit.trace(program, [t.detach() for t in tensors]), file)
     file.seek(0)
@@ -381,70 +314,6 @@ def test_traced_programs_are_saved_and_loaded(name):
 
 
 # Operators
-
-
-def _arguments():
-    plain = [t.detach() for t in (X, R, W, B, CW, CB, IMAGES)]
-    x, r, w, b, cw, cb, images = plain
-    y, mean, inv_std = OPERATORS.layer_norm(x, w, b, -1, 1e-5, 0.0)
-    dy = random(4, 5, 6, grad=False, seed=3)
-    ds = dy[..., :1].expand(dy.shape)
-    wide = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    empty = torch.empty(0, 4, 2, dtype=torch.float64)
-    half, wider = x.bfloat16(), w.float()
-    yield "layer_norm", (X, W, B, -1, 1e-5, 1.0)
-    yield "layer_norm", (X[:, ::2].transpose(0, 1), None, None, -2, 1e-5, 0.0)
-    yield "layer_norm", (empty.float(), None, None, -1, 1e-5, 0.0)
-    yield "layer_norm_grad", (dy, x, w, mean, inv_std, -1, 1.0)
-    yield "layer_norm_grad", (ds, x, None, mean, inv_std, -1, 0.0)
-    yield "layer_norm_grad", (half, half, wider, mean.float(), inv_std.float(), -1, 0.0)
-    yield "invertible_layer_norm", (X, W, B, -1, 1e-5)
-    yield "invertible_layer_norm_grad", (dy, y, w, b, inv_std, -1)
-    yield "invertible_layer_norm_grad", (dy, y, w, None, inv_std, -1)
-    yield "add_layer_norm", (X, R, W, B, -1, 1e-5, 1.0)
-    yield "add_layer_norm", (half, r.bfloat16(), wider, None, -1, 1e-5, 0.0)
-    yield "layer_norm_grad", (dy, x, w, mean, inv_std, -1, 1.0, ds)
-    yield "rms_norm", (X, W, -1, 1e-5, 1.0)
-    yield "rms_norm", (half, wider, -1, 1e-5, 0.0)
-    yield "rms_norm_grad", (dy, x, w, inv_std, -1, 1.0)
-    yield "rms_norm_grad", (dy, x, None, inv_std, -1, 0.0)
-    yield "invertible_rms_norm", (X, W, -1, 1e-5, 1.0)
-    yield "invertible_rms_norm_grad", (dy, y, w, inv_std, -1, 1.0)
-    yield "invertible_rms_norm_grad", (dy, y, None, inv_std, -1, 0.0, ds)
-    yield "gated_rms_norm", (X, R, W, -1, 1e-5, 1.0, "sigmoid", False)
-    yield "gated_rms_norm", (X[:, ::2], R[:, ::2], None, -2, 1e-5)
-    yield "gated_rms_norm_grad", (dy, x, r, w, inv_std, -1, 1.0, "sigmoid", False)
-    yield "gated_rms_norm_grad", (ds, x, r, None, inv_std, -1)
-    yield "add_rms_norm", (X, R, W, -1, 1e-5, 1.0)
-    yield "add_rms_norm", (empty, empty, None, -1, 1e-5, 0.0)
-    yield "rms_norm_grad", (dy, x, w, inv_std, -1, 1.0, ds)
-    for statistics in (2, 4):
-        _, gmean, ginv_std = OPERATORS.group_norm(images, None, None, statistics, 1e-5)
-        yield "group_norm_grad", (images, wide, cw, gmean, ginv_std)
-        yield "group_norm_grad", (wide, images, None, gmean, ginv_std)
-    yield "group_norm", (IMAGES, CW, CB, 2, 1e-5)
-    yield "group_norm", (wide, None, None, 4, 1e-5)
-    yield "group_norm", (wide.bfloat16()[:, :, :1], cw.float(), cb.float(), 2, 1e-5)
-    yield "group_norm", (empty, None, None, 2, 1e-5)
-    _, cmean, cinv_std, *_ = OPERATORS.batch_norm(wide, None, None, None, None, 0.1, 1e-5)
-    yield "batch_norm", (IMAGES, CW, CB, MEAN, VAR, 0.1, 1e-5)
-    yield "batch_norm", (wide, None, None, None, None, 0.1, 1e-5)
-    bits = wide.bfloat16()[:, :, :1]
-    yield "batch_norm", (bits, cw.float(), cb.float(), MEAN.half(), VAR.half(), 0.1, 1e-5)
-    yield "batch_norm", (empty, None, None, MEAN, VAR, 0.1, 1e-5)
-    yield "batch_norm_grad", (images, wide, cw, cmean, cinv_std)
-    yield "batch_norm_grad", (wide, images, None, cmean, cinv_std)
-    yield "batch_norm_inference", (IMAGES, CW, CB, MEAN, VAR, 1e-5)
-    yield "batch_norm_inference", (bits, cw.float(), None, MEAN.float(), VAR.float(), 1e-5)
-    yield "batch_norm_inference", (empty, None, None, MEAN, VAR, 1e-5)
-    yield "batch_norm_inference_grad", (wide, images, cw, MEAN, VAR, 1e-5)
-    yield "batch_norm_inference_grad", (images, wide, None, MEAN, VAR, 1e-5)
-    last = images.permute(0, 2, 3, 1)
-    yield "group_norm", (last, cw, cb, 2, 1e-5, -1)
-    yield "group_norm_grad", (last.contiguous(), last, cw, gmean, ginv_std, -1)
-    yield "batch_norm", (last, cw, None, MEAN, VAR, 0.1, 1e-5, 3)
-    yield "batch_norm_grad", (last, last.contiguous(), cw, cmean, cinv_std, 3)
-    yield "batch_norm_inference", (last, cw, cb, MEAN, VAR, 1e-5, -1)
 
 
 # By position, as compilers keep them.
@@ -469,23 +338,6 @@ def test_arguments_of_operators_keep_their_positions(name):
     for argument in arguments:  # those that have come later
         late = argument.name in ("channel_axis", "ds", "scale_offset", "wanted")
         assert argument.has_default_value() == late
-
-
-def test_operators_take_channels_last():
-    x = IMAGES.detach()
-    last = x.permute(0, 2, 3, 1)
-    y, mean, inv_std = OPERATORS.group_norm(last, CW.detach(), CB.detach(), 2, 1e-5, -1)
-    wanted = OPERATORS.group_norm(x, CW.detach(), CB.detach(), 2, 1e-5)
-    for got, ref in zip((y.permute(0, 3, 1, 2), mean, inv_std), wanted, strict=True):
-        torch.testing.assert_close(got, ref, rtol=0, atol=0)
-    x = last.clone().requires_grad_()
-    y, *_ = OPERATORS.batch_norm(x, None, None, None, None, 0.1, 1e-5, -1)
-    (y**3).sum().backward()
-    wanted = torch.autograd.grad((batch_norm(IMAGES) ** 3).sum(), IMAGES)[0]
-    torch.testing.assert_close(x.grad, wanted.permute(0, 2, 3, 1), rtol=1e-12, atol=1e-12)
-
-
-ARGUMENTS = list(_arguments())
 
 
 @pytest.mark.parametrize(("name", "arguments"), ARGUMENTS)
@@ -916,25 +768,20 @@ def test_a_model_trains_as_with_torchs_norms():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ours.layer_norm(X, (5,)), "input has shape"),
         (lambda: ours.layer_norm(X, ()), "normalized_shape"),
         (lambda: ours.rms_norm(X, (7, 5, 6)), "normalized_shape"),
-        (lambda: ours.layer_norm(X, (6,), CW), "weight has shape"),
         (lambda: ours.layer_norm(X, (6,), eps=-1.0), "eps"),
         (lambda: ours.layer_norm(X, (6,), None, B, scale_offset=1.0), "scale_offset"),
         (lambda: ours.rms_norm(X, (6,), scale_offset=1.0), "scale_offset"),
         (lambda: ours.add_rms_norm(X, R[:2], (6,)), "residual has shape"),
         (lambda: ours.add_layer_norm(X, R.float(), (6,)), "float32"),
-        (lambda: ours.group_norm(IMAGES, 3), "num_groups is 3"),
         (lambda: ours.group_norm(X[0, 0], 1), "input has shape"),
         (lambda: ours.group_norm(IMAGES, 2, W), "weight has shape"),
         (lambda: ours.instance_norm(IMAGES[:, :, :1, :1]), "more than one element"),
-        (lambda: ours.batch_norm(IMAGES, None, None), "running_mean and running_var"),
         (lambda: ours.batch_norm(IMAGES, MEAN, None, training=True), "running_var is None"),
         (lambda: ours.batch_norm(IMAGES, MEAN, VAR, training=True, momentum=2), "momentum"),
         (lambda: ours.batch_norm(X[0, 0], None, None, training=True), "input has shape"),
         (lambda: ours.batch_norm(X[:1, :, 0], None, None, training=True), "one element"),
-        (lambda: ours.layer_norm(X, (6,), W.float()), "float64"),
         (lambda: ours.layer_norm(X.to("meta").to_sparse(), (6,)), "sparse|layout"),
     ],
 )

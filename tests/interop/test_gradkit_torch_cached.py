@@ -7,6 +7,7 @@ from gradkit import _host as host
 from gradkit._calls import engines
 
 from .libraries import framework
+from .torch_norms import CASES, CB, CW, IMAGES, B, R, W, X, of_tensors, plain, random
 
 torch = framework("torch")
 ours = framework("gradkit.torch")
@@ -17,40 +18,20 @@ python_dispatch = framework("torch.utils._python_dispatch")
 
 pytestmark = pytest.mark.skipif(host.code is None, reason="nothing is compiled")
 
-SHAPE = 5, 4, 6
 
-
-def random(*shape, seed=0, grad=True):
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return values.requires_grad_(grad)
-
-
-def batch_norm(x, weight, bias):
-    running = x.new_zeros(SHAPE[1]), x.new_ones(SHAPE[1])
+def moving_batch_norm(x, weight, bias):
+    running = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
     y = ours.batch_norm(x, *running, weight, bias, True)
     assert [each._version for each in running] == [1, 1]
     return y, *running
 
 
-def frozen_batch_norm(x, weight, bias):
-    return ours.batch_norm(x, x.new_ones(SHAPE[1]), x.new_ones(SHAPE[1]), weight, bias)
-
-
-X, R, W, B = random(*SHAPE), random(*SHAPE, seed=1), random(6, seed=2), random(6, seed=3)
-CW, CB = random(4, seed=4), random(4, seed=5)
-ROW = SHAPE[-1:]
-CASES = {
-    "layer_norm": (lambda *args: ours.layer_norm(args[0], ROW, *args[1:]), (X, W, B)),
-    "layer_norm, x": (lambda x: ours.layer_norm(x, ROW), (X,)),
-    "layer_norm, bias": (lambda x, b: ours.layer_norm(x, ROW, None, b), (X, B)),
-    "add_layer_norm": (lambda x, r, *args: ours.add_layer_norm(x, r, ROW, *args), (X, R, W, B)),
-    "rms_norm": (lambda x, w: ours.rms_norm(x, ROW, w, scale_offset=1.0), (X, W)),
-    "add_rms_norm": (lambda x, r, w: ours.add_rms_norm(x, r, ROW, w), (X, R, W)),
-    "gated_rms_norm": (lambda x, r, w: ours.gated_rms_norm(x, r, ROW, w), (X, R, W)),
-    "group_norm": (lambda *args: ours.group_norm(args[0], 2, *args[1:]), (X, CW, CB)),
-    "batch_norm": (batch_norm, (X, CW, CB)),
-    "frozen_batch_norm": (frozen_batch_norm, (X, CW, CB)),
-}
+X, R, W, B, *IMAGES = (t.detach().float().requires_grad_() for t in (X, R, W, B, IMAGES, CW, CB))
+ROW, SHAPE = X.shape[-1:], X.shape
+# But for scales that are looked at, and statistics of several samples.
+CACHED = [name for name in CASES if not name.startswith(("invertible", "instance"))]
+CACHED = {name: of_tensors(name, torch.float32) for name in CACHED}
+CACHED["batch_norm, moving"] = moving_batch_norm, IMAGES
 
 
 def both_passes(norm, given):
@@ -61,9 +42,9 @@ def both_passes(norm, given):
     return *(each.detach() for each in results), *torch.autograd.grad(loss, given)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CACHED)
 def test_the_third_call_takes_no_record_and_has_the_bits_of_the_first(monkeypatch, name):
-    norm, given = CASES[name]
+    norm, given = CACHED[name]
     first = both_passes(norm, given)
     with monkeypatch.context() as patched:
         patched.setattr(records, "run", None)
@@ -88,7 +69,7 @@ def test_arguments_that_are_one_tensor_need_not_be_one_again():
 def calls(monkeypatch):
     """The records of a layer norm's calls that are like two earlier ones."""
     for _ in range(2):
-        both_passes(*CASES["layer_norm"])
+        both_passes(*CACHED["layer_norm"])
     made, run = [], records.run
     monkeypatch.setattr(records, "run", lambda call: made.append(type(call).__name__) or run(call))
     return made
@@ -119,7 +100,7 @@ def test_a_number_that_may_change_is_read_anew(calls):
 
 
 def test_other_layouts_and_dtypes_are_other_calls(calls):
-    wide = random(*SHAPE[:2], 12, grad=False)
+    wide = plain(*SHAPE[:2], 12)
     for x in (
         wide[..., ::2],
         wide[..., :6],
@@ -151,12 +132,12 @@ def test_numpy_computes_for_those_who_ask(calls):
     assert calls == ["LayerNorm"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CACHED)
 def test_cached_calls_of_batch_norms_say_what_ran(name):
     """Others leave the engine of the last batch norm as it was."""
     for _ in range(3):
         engines.ran(None)
-        both_passes(*CASES[name])
+        both_passes(*CACHED[name])
         assert gradkit.last_engine() == ("native" if "batch" in name else None)
     engines.ran("cudnn")
     layout = random(3, *SHAPE[1:])
@@ -166,12 +147,12 @@ def test_cached_calls_of_batch_norms_say_what_ran(name):
 
 @pytest.mark.usefixtures("calls")
 def test_running_statistics_that_are_one_are_refused_again():
-    both_passes(*CASES["batch_norm"])
-    one = torch.ones(SHAPE[1])
+    both_passes(*CACHED["batch_norm, moving"])
+    (x, *parameters), one = IMAGES, torch.ones(4)
     for _ in range(3):
         with pytest.raises(ValueError, match="share memory"):
-            ours.batch_norm(X, one, one, CW, CB, True)
-    assert torch.equal(one, torch.ones(SHAPE[1]))
+            ours.batch_norm(x, one, one, *parameters, True)
+    assert torch.equal(one, torch.ones(4))
 
 
 def test_a_weight_that_cannot_be_inverted_is_refused_again():

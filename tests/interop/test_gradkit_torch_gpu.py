@@ -13,15 +13,8 @@ from .libraries import framework
 torch = framework("torch")
 ours = framework("gradkit.torch")
 
-from .test_gradkit_torch import (  # noqa: E402  (skipped above without PyTorch)
-    ARGUMENTS,
-    CASES,
-    ONE_OF_EACH,
-    OPERATORS,
-    _network,
-    _step,
-    random,
-)
+from .test_gradkit_torch import ARGUMENTS, _network, _step  # noqa: E402  (skipped without PyTorch)
+from .torch_norms import CASES, ONE_OF_EACH, OPERATORS, random  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda"

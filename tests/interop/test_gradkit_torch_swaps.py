@@ -10,16 +10,13 @@ import pytest
 import gradkit
 
 from .libraries import framework
+from .torch_norms import plain as random
 
 torch = framework("torch")
 ours = framework("gradkit.torch")
 export = framework("gradkit.torch.export")
 norms = framework("gradkit.torch.norms")
 nn = torch.nn
-
-
-def random(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_restored_modules_are_what_they_were():

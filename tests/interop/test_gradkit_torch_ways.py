@@ -3,96 +3,10 @@
 import pytest
 
 from .libraries import framework
+from .torch_norms import FIRST, FIXED, NORMS, calls_of, leaf, names_of
 
 torch = framework("torch")
 ours = framework("gradkit.torch")
-export = framework("gradkit.torch.export")
-norms = framework("gradkit.torch._operators")
-
-NORMS = {overload._schema.name.partition("::")[2]: overload for overload in export.replacements()}
-PER_SAMPLE = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
-
-
-def random(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def vector(seed, *shape):
-    return random(*(shape or (6,)), seed=seed).abs() + 0.5
-
-
-# The first call of each norm, by the names of arguments. Of channels there are as many as columns.
-FIRST = {
-    "x": random(2, 6, 3, 6),
-    "residual": random(2, 6, 3, 6, seed=1),
-    "gate": random(2, 6, 3, 6, seed=2),
-    "scale": vector(3),
-    "bias": vector(4),
-    "running_mean": vector(5),
-    "running_var": vector(6),
-    "mean": vector(7),
-    "var": vector(8),
-    "axis": -1,
-    "eps": 1e-5,
-    "scale_offset": 0.0,
-    "activation": "silu",
-    "norm_before_gate": True,
-    "num_groups": 2,
-    "momentum": 0.25,
-    "channel_axis": 1,
-}
-# What the others have in its place.
-OTHERS = [
-    {"x": random(6, 3, 6, 2).permute(3, 2, 1, 0)},  # channels last
-    {"x": random(6, 3, 6, 2).bfloat16().permute(3, 0, 1, 2)},
-    {"residual": random(2, 6, 6, 3, seed=1).mT},
-    {"gate": random(2, 6, 3, 12, seed=2)[..., ::2]},
-    {"bias": None},
-    {"scale": None, "bias": None},
-    {"scale": vector(3, 2, 1, 1, 6), "bias": vector(4, 2, 1, 1, 6), "scale_offset": 1.0},
-    {"scale": vector(3, 2, 6, 1, 6), "bias": None},
-    {"axis": 2, "scale": vector(3, 3, 6), "bias": vector(4, 3, 6)},
-    {"eps": 0.5},
-    {"eps": 1},
-    {"scale_offset": 1.0},
-    {"activation": "swish"},
-    {"activation": "swish", "norm_before_gate": False},
-    {"activation": "sigmoid"},
-    {"norm_before_gate": False, "scale_offset": 1.0},
-    {"num_groups": 6},
-    {"momentum": 0.0},
-    {"momentum": 1},
-    {"running_mean": None, "running_var": None, "momentum": 0.1},
-    {"running_mean": vector(5).double(), "running_var": vector(6).double()},
-    {"mean": vector(7) * 3},
-    {"var": vector(8) * 3},
-    {"channel_axis": -1},
-    {"channel_axis": 3, "x": random(6, 3, 6, 2).permute(3, 2, 1, 0)},
-]
-
-
-FIXED = ("invertible_layer_norm", "scale_offset")  # which has no gradient
-DIFFERENTIABLE = {"x", "residual", "gate", "scale", "bias"}
-
-
-def names_of(name):
-    return [argument.name for argument in NORMS[name]._schema.arguments]
-
-
-def calls_of(name):
-    """The arguments of each call of a norm, by name; all data have the dtype of x."""
-    names = {*names_of(name)}
-    for other in ({}, *OTHERS):
-        sampled = other.get("scale") is not None and other["scale"].ndim == 4
-        if (sampled and name not in PER_SAMPLE) or (other and not other.keys() & names):
-            continue
-        if not other.keys() <= names | {"scale", "bias", "scale_offset"}:
-            continue
-        if any((name, key) == FIXED for key in other):
-            continue
-        given = FIRST | other
-        given |= {data: given[data].to(given["x"].dtype) for data in ("residual", "gate")}
-        yield {key: given[key] for key in names_of(name)}
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -122,9 +36,7 @@ class Calls(torch.nn.Module):
     def tensors(self):
         """New ones, with their strides."""
         for given in self.calls:
-            for key, value in given.items():
-                if isinstance(value, torch.Tensor):
-                    yield value.clone().requires_grad_(key in DIFFERENTIABLE)
+            yield from filter(torch.is_tensor, map(leaf, given.keys(), given.values()))
 
     def forward(self, *tensors):
         given, found = iter(tensors), []
