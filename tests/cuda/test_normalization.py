@@ -847,45 +847,6 @@ def test_long_constant_rows_at_the_top_of_the_range():
     p.check_gradients(device, *device.layer_norm_grad(p))
 
 
-def test_eps_counts():
-    device = Emulated()
-    for eps in (0.0, 1.0):
-        p = make((4, 65), eps=eps)
-        p.check_forward(device, *device.layer_norm(p))
-        q = _batch((4, 3, 20), 1, False, BATCH_TYPES[0], eps=eps)
-        q.check_forward(device, *device.batch_norm(q))
-
-
-def test_one_column_has_no_gradient():
-    device, p = Emulated(), make((6, 1))
-    assert not device.layer_norm_grad(p)[0].any()
-    q = _batch((1, 6, 1, 1), 1, False, BATCH_TYPES[0])
-    assert not device.batch_norm_grad(q)[0].any()
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)], ids=str)
-def test_no_elements(shape):
-    device, p = Emulated(), make(shape, eps=0.25)
-    _, mean, inv_std = device.layer_norm(p)
-    np.testing.assert_array_equal(mean, 0)
-    np.testing.assert_array_equal(inv_std, 2)
-    for found in (
-        device.layer_norm_grad(p),
-        device.rms_norm_grad(p),
-        device.invertible_grad(p, p.x),
-    ):
-        assert not any(sums.any() for sums in found[1:])
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 5, 3), (2, 5, 0), (0, 0)], ids=str)
-def test_batch_norm_of_no_elements(shape):
-    device, p = Emulated(), _batch(shape, 1, False, BATCH_TYPES[0], eps=0.25)
-    _, mean, inv_std = device.batch_norm(p)
-    np.testing.assert_array_equal(mean, 0)
-    np.testing.assert_array_equal(inv_std, 2)
-    assert not any(sums.any() for sums in device.batch_norm_grad(p)[1:])
-
-
 # Indices: the last block alone runs, on the last elements of arrays that are mostly not there
 
 TYPES = {"DATA_T": "float16", "STAT_T": "float32", "PARAM_T": "float32", "VEC": 8}
