@@ -177,3 +177,46 @@ def _strict() -> Library:
 
 
 LIBRARIES = {"torch": _torch, "jax": _jax, "tensorflow": _tensorflow, "array-api-strict": _strict}
+
+
+def _subclass(tensor: Any) -> Any:
+    torch = framework("torch")
+    return tensor.as_subclass(type("Subclass", (torch.Tensor,), {}))
+
+
+def _wrapper(tensor: Any) -> Any:
+    """One without memory, of which nobody computes anything."""
+    torch = framework("torch")
+    kind = type("Wrapper", (torch.Tensor,), {"__torch_dispatch__": pytest.fail})
+    return torch.Tensor._make_wrapper_subclass(kind, tensor.shape, dtype=tensor.dtype)
+
+
+def _fake(tensor: Any) -> Any:
+    return framework("torch._subclasses").FakeTensorMode().from_tensor(tensor)
+
+
+# What is made of a plain tensor of rows that is no tensor of floats in memory, and what is said.
+HAZARDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "requires grad": (lambda t: t.requires_grad_(), "requires grad"),
+    "negative": (lambda t: framework("torch")._neg_view(t), r"negative bit.*\.resolve_neg\(\)"),
+    "integers": (lambda t: t.int(), "dtype int32; accepted: float16"),
+    "bools": (lambda t: t.bool(), "bool.*accepted"),
+    "float8": (lambda t: t.to(framework("torch").float8_e4m3fn), "float8_e4m3fn; accepted"),
+    "complex": (lambda t: t.cfloat(), "complex64.*accepted"),
+    "conjugate": (lambda t: t.cfloat().conj(), "complex64; accepted: float16"),
+    "quantised": (
+        lambda t: framework("torch").quantize_per_tensor(t, 0.1, 0, framework("torch").qint8),
+        r"quantised; pass its \.dequantize\(\)",
+    ),
+    "zero tensor": (lambda t: framework("torch")._efficientzerotensor(t.shape), "holds no memory"),
+    "functional": (lambda t: framework("torch")._to_functional_tensor(t), "holds no memory"),
+    "coo": (lambda t: t.to_sparse(), r"stored as torch.sparse_coo; pass its \.to_dense\(\)"),
+    "csr": (lambda t: t.to_sparse_csr(), r"torch.sparse_csr; pass its \.to_dense\(\)"),
+    "csc": (lambda t: t.to_sparse_csc(), "torch.sparse_csc"),
+    "bsr": (lambda t: t.to_sparse_bsr((2, 2)), "torch.sparse_bsr"),
+    "mkldnn": (lambda t: t.to_mkldnn(), r"torch._mkldnn; pass its \.to_dense\(\)"),
+    "meta": (lambda t: t.to("meta"), "meta device and holds no values"),
+    "fake": (_fake, r"is a FakeTensor.*pass a plain torch.Tensor"),
+    "a wrapper": (_wrapper, r"is a .*Wrapper, a subclass of torch.Tensor"),
+    "of a subclass": (_subclass, "Subclass, a subclass"),
+}
