@@ -1,11 +1,14 @@
 """Arguments that every function takes, and a record of their bytes."""
 
+import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+import gradkit
 from tests import strategies as draw_
 from tests.operations import FLOAT32, OPERATIONS, on
 
@@ -29,6 +32,12 @@ class Cell(NamedTuple):
     @property
     def raises(self):
         return self.call is not None
+
+
+def own_frames(error):
+    """The lines of a traceback that are gradkit's."""
+    package = str(Path(gradkit.__file__).parent)
+    return [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(package)]
 
 
 class NoSuchArrayError(Exception):

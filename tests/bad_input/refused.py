@@ -22,6 +22,7 @@ from tests.bad_input.arguments import (
     f64,
     good,
     named,
+    own_frames,
     values,
 )
 from tests.operations import FLOAT32, OPERATIONS, C, R, records
@@ -57,6 +58,7 @@ def refused(function, message, types=FLOAT32, /, **changes):
         with pytest.raises(error, match=message) as caught:
             getattr(gradkit, function)(**given)
         assert type(caught.value) is error
+        assert "spike" in function or len(own_frames(caught.value)) <= 3
         assert a.memory() == before
 
     shown = {label: value for label, value in changes.items() if not callable(value)}
