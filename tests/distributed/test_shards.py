@@ -3,6 +3,7 @@
 The real DTensors and JAX arrays are in tests/interop; here is what looks like them.
 """
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,86 +11,66 @@ import pytest
 
 import gradkit
 from gradkit.distributed import ShardedGrads, shards_of
+from tests.meshes import Mesh, Shard, dtensor, plain
 from tests.ranks import results
 
 
-class Placement:
-    """Shard, Replicate or Partial, as torch.distributed.tensor has them."""
-
-    def __init__(self, kind):
-        self.kind = kind
-
-    def is_replicate(self):
-        return self.kind == "replicate"
-
-    def is_partial(self):
-        return self.kind == "partial"
+def placed(*kinds, shape=(2, 3)):
+    """A parameter on a mesh of ranks, of which this is the first."""
+    shape = shape[: len(kinds)]
+    return dtensor(np.ones(6), Mesh(np.arange(math.prod(shape)).reshape(shape), 0), *kinds)
 
 
-def dtensor(local, mesh, *kinds):
-    return SimpleNamespace(
-        device_mesh=SimpleNamespace(shape=mesh),
-        placements=tuple(map(Placement, kinds)),
-        to_local=lambda: local,
-    )
+CUT, COPY = Shard(0), Shard()
+ONE = placed(CUT)
 
 
-def parameter(grad):
-    return SimpleNamespace(grad=grad)
-
-
-PLACED = {
-    ("shard",): 1,
-    ("replicate",): 2,
-    ("replicate", "shard"): 2,
-    ("shard", "replicate"): 3,
-    ("replicate", "replicate"): 6,
-}
-
-
-@pytest.mark.parametrize(("kinds", "count"), PLACED.items(), ids=map(" ".join, PLACED))
+@pytest.mark.parametrize(
+    ("kinds", "count"),
+    [((CUT,), 1), ((COPY,), 2), ((COPY, CUT), 2), ((CUT, COPY), 3), ((COPY, COPY), 6)],
+)
 def test_placements_say_how_many_copies_there_are(kinds, count):
-    local = np.ones(3)
-    grads = shards_of({"w": parameter(dtensor(local, (2, 3)[: len(kinds)], *kinds))})
+    given = placed(*kinds)
+    grads = shards_of({"w": given})
     assert grads.keys() == {"w"}
-    assert grads["w"] is local
+    assert grads["w"] is given.grad.to_local()
     assert grads.replicas == {"w": count}
 
 
 def test_names_and_what_has_no_gradient():
-    made = [("a.w", parameter(dtensor(np.ones(2), (2,), "shard"))), ("a.b", parameter(None))]
+    made = [("a.w", ONE), ("a.b", plain(None))]
     assert [*shards_of(iter(made))] == [*shards_of(dict(made))] == ["a.w"]
     assert [*shards_of(p for _, p in made)] == [0]
-    nested = {"a": dict(made), "b": [parameter(dtensor(np.ones(2), (2,), "shard"))]}
+    nested = {"a": dict(made), "b": [placed(CUT)]}
     assert [*shards_of(nested)] == ["a.a.w", "b.0"]
     assert shards_of([]) == {}
-    main = SimpleNamespace(main_grad=dtensor(np.ones(1), (2,), "shard"))
+    main = SimpleNamespace(main_grad=ONE.grad)
     assert [*shards_of([main], attr="main_grad")] == [0]
 
 
 def test_no_gradient_is_lost_to_another_of_its_name():
-    one = parameter(dtensor(np.ones(1), (2,), "shard"))
-    for twice in ([("w", one), ("w", parameter(None))], {"a.b": one, "a": {"b": one}}):
+    for twice in ([("w", ONE), ("w", plain(None))], {"a.b": ONE, "a": {"b": ONE}}):
         with pytest.raises(ValueError, match=r"parameters has two parameters named '(w|a\.b)'"):
             shards_of(twice)
 
 
 def test_a_part_that_is_still_on_its_way_is_waited_for():
-    arrived = np.ones(2)
-    grads = shards_of([parameter(dtensor(SimpleNamespace(wait=lambda: arrived), (2,), "shard"))])
-    assert grads[0] is arrived
+    given, arrived = placed(CUT), np.ones(2)
+    given.grad.to_local = lambda: SimpleNamespace(wait=lambda: arrived)
+    assert shards_of([given])[0] is arrived
 
 
 def test_partial_sums_are_refused():
-    grad = dtensor(np.ones(2), (2, 2), "shard", "partial")
+    partial = Shard()
+    partial.is_partial = lambda: True
     with pytest.raises(ValueError, match=r"gradient of 'w' is a DTensor of partial sums.*redistri"):
-        shards_of({"w": parameter(grad)})
+        shards_of({"w": placed(CUT, partial)})
 
 
 def test_plain_gradients_need_a_number():
     with pytest.raises(ValueError, match=r"gradient of 'w' is a plain array.*pass plain=1"):
-        shards_of({"w": parameter(np.ones(2))})
-    assert shards_of({"w": parameter(np.ones(2))}, plain=4).replicas == {"w": 4}
+        shards_of({"w": plain(np.ones(2))})
+    assert shards_of({"w": plain(np.ones(2))}, plain=4).replicas == {"w": 4}
 
 
 def test_what_holds_no_gradient_is_named():
@@ -99,11 +80,10 @@ def test_what_holds_no_gradient_is_named():
 
 def mesh_of_two_by_two(rank):
     """Rows over the first axis of the mesh, a copy on the second; a bias on all four."""
-    whole = np.arange(8.0).reshape(4, 2) + 1
-    rows = whole[2 * (rank // 2) :][:2].copy()
+    whole, mesh = np.arange(8.0).reshape(4, 2) + 1, Mesh(np.arange(4).reshape(2, 2), rank)
     return {
-        "w": parameter(dtensor(rows, (2, 2), "shard", "replicate")),
-        "b": parameter(dtensor(np.full(3, 2.0), (2, 2), "replicate", "replicate")),
+        "w": dtensor(whole, mesh, CUT, COPY),
+        "b": dtensor(np.full(3, 2.0), mesh, COPY, COPY),
     }
 
 
@@ -143,22 +123,9 @@ def test_replicas_can_be_changed_for_tied_weights():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda g: gradkit.grad_norm(g),
+        gradkit.grad_norm,
         lambda g: gradkit.clip_grad_norm(g, 1.0),
         lambda g: gradkit.clip_by_global_norm(g, 1.0),
-    ],
-)
-def test_parts_are_no_whole(call):
-    """Without a group the norm would be that of this rank alone."""
-    grads = ShardedGrads({"w": np.array([3.0])}, {"w": 1})
-    with pytest.raises(ValueError, match="grads are this rank's parts of gradients; pass group"):
-        call(grads)
-    assert grads["w"].tolist() == [3.0]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
         gradkit.per_tensor_norms,
         lambda g: gradkit.clip_grad_norm([{"encoder": g}], 1.0),
         lambda g: gradkit.clip_grad_block_norm(g, 1.0),
@@ -170,6 +137,7 @@ def test_parts_are_no_whole(call):
     ],
 )
 def test_no_function_takes_a_part_for_a_whole(call):
+    """Without a group the norm would be that of this rank alone."""
     grads = ShardedGrads({"w": np.array([3.0])}, {"w": 1})
     with pytest.raises(ValueError, match=r"are this rank's parts of gradients; "):
         call(grads)
