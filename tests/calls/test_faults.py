@@ -12,6 +12,7 @@ import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -98,11 +99,16 @@ def alike(monkeypatch):
         monkeypatch.setattr(cache, "find", lambda _: None)
 
 
-def interrupted_everywhere(make_arguments, function, first=False):
-    """A call interrupted at each line in turn: how many there were, and how many had written.
+def check_interrupts(function, arguments_of, backend, first=False):
+    """Interrupt a call at each line in turn; before one of them it had written. How many there are.
 
     ``first``: each is the first of its kind; otherwise none is, since that takes more lines.
     """
+
+    def make_arguments():
+        a = Factory(backend)
+        return a, arguments_of(a)
+
     call = getattr(gradkit, function)
     for _ in range(3):  # the second still checks numbers that the third finds checked
         a, arguments = make_arguments()
@@ -122,7 +128,8 @@ def interrupted_everywhere(make_arguments, function, first=False):
             pass
         else:
             assert interrupt.where is None, f"the interrupt at {interrupt.where} was lost"
-            return line - 1, wrote
+            assert 0 < wrote < line - 1
+            return line - 1
         assert a.memory() in (before, after), f"written in part: interrupted at {interrupt.where}"
         wrote += a.memory() == after
 
@@ -140,14 +147,7 @@ def interrupted_everywhere(make_arguments, function, first=False):
 @pytest.mark.usefixtures("alike")
 def test_an_interrupted_call_has_written_all_or_nothing(backend, function):
     """Ctrl-C at every line, between the norm and the scaling among them."""
-
-    def make_arguments():
-        a = Factory(backend)
-        return a, good(function, a)
-
-    lines, wrote = interrupted_everywhere(make_arguments, function)
-    assert lines > 20
-    assert 0 < wrote < lines
+    assert check_interrupts(function, partial(good, function), backend) > 20
 
 
 @pytest.mark.guarantee("Ctrl-C")
@@ -155,90 +155,67 @@ def test_an_interrupted_call_has_written_all_or_nothing(backend, function):
 @pytest.mark.usefixtures("alike")
 def test_a_first_call_is_interrupted_before_all_or_after(backend, function):
     """The first call decides the plan of those that follow."""
-
-    def make_arguments():
-        a = Factory(backend)
-        return a, good(function, a)
-
-    lines, wrote = interrupted_everywhere(make_arguments, function, first=True)
-    assert lines > 50
-    assert 0 < wrote < lines
+    assert check_interrupts(function, partial(good, function), backend, first=True) > 50
 
 
-@pytest.mark.usefixtures("alike")
-def test_a_clip_of_some_is_interrupted_before_all_or_after(backend):
-    """Those that are clipped and those that are only scaled are written together."""
-
-    def make_arguments():
-        a = Factory(backend)
-        return a, good("clip_grad_norm", a) | {"clip": [True, False], "scale": 0.5}
-
-    lines, wrote = interrupted_everywhere(make_arguments, "clip_grad_norm")
-    assert 0 < wrote < lines
+def rare_sums(a, dtype, **how):
+    """In one buffer with gaps too, which compiled code rounds at random in a copy."""
+    buffers = [a(np.arange(1, 7).astype(dtype))[::2], a(np.arange(1, 6).astype(dtype))]
+    grads = [a(np.full(n, 0.3, dtype)) for n in (3, 5)]
+    return {"buffers": buffers, "grads": grads, "scale": 0.7, **how}
 
 
-@pytest.mark.usefixtures("alike")
-def test_a_step_that_an_array_counts_is_interrupted_before_all_or_after(backend):
-    def make_arguments():
-        a = Factory(backend)
-        return a, good("adamw_update", a) | {"step": a(np.array(3))}
-
-    lines, wrote = interrupted_everywhere(make_arguments, "adamw_update")
-    assert 0 < wrote < lines
-
-
-# Rare ways to write in place, which other code takes.
+# Ways to write in place that other code takes: functions, and arguments of a factory's arrays.
 RARE = {
-    "compensated": lambda a: {"compensation": [a(np.zeros(3, "f4")), a(np.zeros(5, "f4"))]},
-    "overwritten": lambda a: {"overwrite": True},  # noqa: ARG005
-    "rounded at random": lambda a: {"rounding": "stochastic"},  # noqa: ARG005
+    "clip of some, others only scaled": (
+        "clip_grad_norm",
+        lambda a: good("clip_grad_norm", a) | {"clip": [True, False], "scale": 0.5},
+    ),
+    "step that an array counts": (
+        "adamw_update",
+        lambda a: good("adamw_update", a) | {"step": a(np.array(3))},
+    ),
+    "compensated": (
+        "accumulate_grads",
+        lambda a: rare_sums(a, "f4", compensation=[a(np.zeros(3, "f4")), a(np.zeros(5, "f4"))]),
+    ),
+    "overwritten": ("accumulate_grads", lambda a: rare_sums(a, "f4", overwrite=True)),
+    "rounded at random": (
+        "accumulate_grads",
+        lambda a: rare_sums(a, DTYPES["bfloat16"], rounding="stochastic"),
+    ),
 }
 
 
 @pytest.mark.guarantee("Ctrl-C")
 @pytest.mark.parametrize("which", RARE)
 @pytest.mark.usefixtures("alike")
-def test_rare_sums_are_interrupted_before_all_or_after(backend, which):
-    """In one buffer with gaps too, which compiled code rounds at random in a copy."""
-
-    def make_arguments():
-        a = Factory(backend)
-        dtype = DTYPES["bfloat16" if which == "rounded at random" else "float32"]
-        buffers = [a(np.arange(1, 7).astype(dtype))[::2], a(np.arange(1, 6).astype(dtype))]
-        grads = [a(np.full(n, 0.3, dtype)) for n in (3, 5)]
-        return a, {"buffers": buffers, "grads": grads, "scale": 0.7, **RARE[which](a)}
-
-    lines, wrote = interrupted_everywhere(make_arguments, "accumulate_grads")
-    assert 0 < wrote < lines
+def test_rare_writes_are_interrupted_before_all_or_after(backend, which):
+    check_interrupts(*RARE[which], backend)
 
 
-@pytest.mark.guarantee("Ctrl-C")
-def test_a_step_with_masks_is_kept_whole():
+def large(function, a):
+    """So many elements that compiled code shares them out."""
+    grads = [a(np.full(1 << 17, k, np.float32)) for k in range(1, 5)]
+    return {"grads": grads, **OPERATIONS[function].numbers}
+
+
+def kept(a):
     """Compiled code has no dtype of one byte, and leaves those to NumPy."""
+    old, new = ([a(np.full(3, k, t)) for t in ("?", "f4", "i1", "f8")] for k in (0, 1))
+    return {"verdict": True, "old": old, "new": new}
 
-    def make_arguments():
-        a = Factory(BACKENDS[0])
-        old, new = ([a(np.full(3, k, t)) for t in ("?", "f4", "i1", "f8")] for k in (0, 1))
-        return a, {"verdict": True, "old": old, "new": new}
 
-    lines, wrote = interrupted_everywhere(make_arguments, "keep_if")
-    assert 0 < wrote < lines
+LARGE = "clip_grad_norm", "scale_grads", "clip_grad_value", "clip_grad_block_norm"
 
 
 @pytest.mark.guarantee("Ctrl-C")
 @pytest.mark.parametrize(
-    "function", ["clip_grad_norm", "scale_grads", "clip_grad_value", "clip_grad_block_norm"]
+    ("function", "arguments"),
+    [("keep_if", kept), *((name, partial(large, name)) for name in LARGE)],
 )
-def test_threads_that_scale_are_not_left_behind(function):
-    """So many elements that compiled code shares them out."""
-
-    def make_arguments():
-        a = Factory(BACKENDS[0])
-        grads = [a(np.full(1 << 17, k, np.float32)) for k in range(1, 5)]
-        return a, {"grads": grads, **OPERATIONS[function].numbers}
-
-    lines, wrote = interrupted_everywhere(make_arguments, function)
-    assert 0 < wrote < lines
+def test_threads_are_not_left_behind_and_masks_are_kept_whole(function, arguments):
+    check_interrupts(function, arguments, BACKENDS[0])
 
 
 @pytest.mark.guarantee("Ctrl-C")
