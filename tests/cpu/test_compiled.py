@@ -9,6 +9,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import zip_longest
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -166,24 +167,22 @@ def test_ranks_are_combined_as_numpys(ranks, layout):
 LONG = 40_001  # columns: more than are visited at once
 
 
-@TYPES
-@pytest.mark.parametrize("shape", [(700, 130), (3, LONG)], ids=str)
-def test_the_number_of_threads_changes_no_bit(types, shape):
+def check_everywhere(work, counts=(1, 2, 4)):
+    """Neither the number of threads nor the instruction set changes a bit of what it returns."""
     gradkit.set_num_threads(1)
-    expected = results(types, shape)
-    for count in (2, 3, 4):
-        gradkit.set_num_threads(count)
-        assert_all_same_bits(results(types, shape), expected)
+    compiled.use_instruction_set((sets := compiled.instruction_sets())[-1])
+    expected = work()
+    for count, name in zip_longest(counts, sets):
+        gradkit.set_num_threads(count or counts[-1])
+        compiled.use_instruction_set(name or sets[0])
+        assert compiled.instruction_set() == (name or sets[0])
+        assert_all_same_bits(work(), expected)
 
 
 @TYPES
-@pytest.mark.parametrize("shape", [(700, 130), (5, 4099), (40, 7), (2, LONG)], ids=str)
-def test_the_instruction_set_changes_no_bit(types, shape):
-    expected = results(types, shape)
-    for name in compiled.instruction_sets():
-        compiled.use_instruction_set(name)
-        assert compiled.instruction_set() == name
-        assert_all_same_bits(results(types, shape), expected)
+@pytest.mark.parametrize("shape", [(700, 130), (5, 4099), (40, 7), (3, LONG)], ids=str)
+def test_neither_threads_nor_the_instruction_set_change_a_bit(types, shape):
+    check_everywhere(partial(results, types, shape), counts=(2, 3, 4))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -449,13 +448,7 @@ def channel_results(types, shape, lay=LAYOUTS["C"]):
 @pytest.mark.parametrize("shape", IMAGES.values(), ids=IMAGES)
 @pytest.mark.parametrize("layout", ["C", "rolled"])
 def test_neither_threads_nor_the_instruction_set_change_a_bit_of_channels(types, shape, layout):
-    gradkit.set_num_threads(1)
-    compiled.use_instruction_set(compiled.instruction_sets()[-1])
-    expected = channel_results(types, shape, LAYOUTS[layout])
-    for count, name in zip((1, 2, 4), (*compiled.instruction_sets(), None), strict=False):
-        gradkit.set_num_threads(count)
-        compiled.use_instruction_set(name or compiled.instruction_sets()[0])
-        assert_all_same_bits(channel_results(types, shape, LAYOUTS[layout]), expected)
+    check_everywhere(partial(channel_results, types, shape, LAYOUTS[layout]))
 
 
 @pytest.mark.sampled(5)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import mpmath
 import numpy as np
@@ -17,6 +18,7 @@ from tests import strategies as draw_
 from tests.cpu.test_compiled import (
     INTERRUPT,
     _restored,  # noqa: F401
+    check_everywhere,
     compiled,
     in_a_process,
 )
@@ -56,11 +58,7 @@ def results(name, sizes, lay=LAYOUTS["C"]):
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_neither_threads_nor_the_instruction_set_change_a_bit(name, sizes):
-    expected = results(name, sizes)
-    for count, instructions in itertools.product((1, 2, 4), compiled.instruction_sets()):
-        gradkit.set_num_threads(count)
-        compiled.use_instruction_set(instructions)
-        assert_all_same_bits(results(name, sizes), expected)
+    check_everywhere(partial(results, name, sizes))
 
 
 @pytest.mark.parametrize("layout", ["every third", "misaligned", "reversed"])
@@ -89,10 +87,7 @@ def results_of_units(name, lay=LAYOUTS["C"]):
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_units_have_the_same_bits_everywhere(name):
     expected = results_of_units(name)
-    for count, instructions in itertools.product((1, 4), compiled.instruction_sets()):
-        gradkit.set_num_threads(count)
-        compiled.use_instruction_set(instructions)
-        assert_all_same_bits(results_of_units(name), expected)
+    check_everywhere(partial(results_of_units, name))
     for layout in ("Fortran", "every third", "misaligned", "reversed"):
         assert_all_same_bits(results_of_units(name, LAYOUTS[layout]), expected)
 
