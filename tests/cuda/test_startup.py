@@ -1,6 +1,7 @@
 """``warmup``: after it no call compiles, and nothing is compiled that no call asks for."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -301,15 +302,12 @@ def test_the_kernels_that_it_compiles_run():
 def test_threads_that_ask_at_once_compile_once(make):
     started = threading.Barrier(4)
 
-    def ask():
+    def ask(_):
         started.wait()
         kernel(make.device, "zero", "zero_grad", CAPACITY=0)
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(ask, range(4)))
     assert len(make.device.compiled) == 1
 
 

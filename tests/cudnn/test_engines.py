@@ -1,9 +1,9 @@
 """The choice of engine, with our own kernels standing for themselves as the NumPy reference."""
 
 import os
-import threading
 import types
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -231,21 +231,15 @@ def test_no_cudnn_off_a_cuda_device(install):
 
 def test_eight_threads_each_know_their_engine(install):
     cudnn = install(most=4)
-    failures = []
 
     def work(number):
         DEVICE.current.stream = 100 + number % 2
         ran = "cudnn" if number % 2 else "native"
-        try:
-            for _ in range(20):
-                assert list(_both(None, (4 if number % 2 else 5, 3, 2))) == [ran, ran]
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(20):
+            assert list(_both(None, (4 if number % 2 else 5, 3, 2))) == [ran, ran]
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    assert not failures
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
     assert {stream for *_, stream in cudnn.bindings.calls} == {100, 101}
 
 
@@ -275,11 +269,8 @@ def test_numpy_arrays_have_one_engine():
 
 
 def test_a_thread_that_ran_nothing_knows_no_engine():
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(gradkit.last_engine()))
-    thread.start()
-    thread.join()
-    assert answers == [None]
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(gradkit.last_engine).result() is None
 
 
 @pytest.mark.parametrize("axis", [1, -1])

@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -26,9 +27,8 @@ def test_eight_threads_have_eight_handles_on_two_streams():
             got.setdefault(number, set()).add(handle)
         together.wait()
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
     assert all(len(mine) == 1 for mine in got.values())
     assert len(set.union(*got.values())) == 8
 

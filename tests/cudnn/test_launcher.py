@@ -34,40 +34,38 @@ def _axes():
     return [(shape, axis) for shape in SHAPES for axis in range(len(shape))]
 
 
-@pytest.mark.sampled(7)
-@pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
-@pytest.mark.parametrize("affine", [True, False])
-def test_every_shape_axis_and_mixture_backward(cudnn, types, affine):
-    for shape, axis in _axes():
-        for layouts in MIXTURES:
-            case = Case(shape, axis, types, layouts=layouts, affine=affine)
-            launcher.batch_norm_grad(cudnn, HostDevice(), case.call())
-            case.check()
-    assert not cudnn.bindings.descriptors
+def compute(cudnn, device, case):
+    """Have the launcher compute a case of any kind."""
+    getattr(launcher, case.operation)(cudnn, device, case.call())
 
 
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
 @pytest.mark.parametrize("affine", [True, False])
-def test_every_shape_axis_and_mixture_forward(cudnn, types, affine):
-    for shape, axis in (each for each in _axes() if has_variance(*each)):
+@pytest.mark.parametrize("kind", [Case, ForwardCase, InferenceCase])
+def test_every_shape_axis_and_mixture(cudnn, types, affine, kind):
+    for shape, axis in ((each, k) for each in SHAPES for k in range(len(each))):
+        if kind is ForwardCase and not has_variance(shape, axis):
+            continue
         for layouts in MIXTURES:
-            case = ForwardCase(shape, axis, types, layouts=layouts[1:], affine=affine)
-            launcher.batch_norm(cudnn, HostDevice(), case.call())
+            layouts = layouts if kind is Case else layouts[1:]
+            case = kind(shape, axis, types, layouts=layouts, affine=affine)
+            compute(cudnn, HostDevice(), case)
             case.check()
     assert not cudnn.bindings.descriptors
 
 
 @pytest.mark.parametrize("layout", ["C", "rolled", "Fortran", "stepped"])
-def test_dx_may_be_dy_and_y_may_be_x(cudnn, layout):
-    case = Case((2, 3, 4, 5), 1, F32, layouts=(layout,) * 3)
-    case.dx = case.dy
-    launcher.batch_norm_grad(cudnn, HostDevice(), case.call())
-    case.check()
-    forward = ForwardCase((2, 3, 4, 5), 1, F32, layouts=(layout,) * 2)
-    forward.y = forward.x
-    launcher.batch_norm(cudnn, HostDevice(), forward.call())
-    forward.check()
+@pytest.mark.parametrize("kind", [Case, ForwardCase, InferenceCase])
+def test_dx_may_be_dy_and_y_may_be_x(cudnn, kind, layout):
+    for types in COMBINATIONS:
+        case = kind((2, 3, 4, 5), 1, types, layouts=(layout,) * 3)
+        if kind is Case:
+            case.dx = case.dy
+        else:
+            case.y = case.x
+        compute(cudnn, HostDevice(), case)
+        case.check()
 
 
 def test_broadcast_dy(cudnn):
@@ -75,22 +73,6 @@ def test_broadcast_dy(cudnn):
     case.dy = case._dy = np.broadcast_to(np.float32(0.25), (4, 3, 2))
     launcher.batch_norm_grad(cudnn, HostDevice(), case.call())
     case.check()
-
-
-@pytest.mark.sampled(7)
-@pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
-@pytest.mark.parametrize("affine", [True, False])
-def test_every_shape_axis_and_mixture_by_known_statistics(cudnn, types, affine):
-    for shape, axis in _axes():
-        for layouts in MIXTURES:
-            case = InferenceCase(shape, axis, types, layouts=layouts[1:], affine=affine)
-            launcher.batch_norm_inference(cudnn, HostDevice(), case.call())
-            case.check()
-    case = InferenceCase((2, 3, 4), 1, types)
-    case.y = case.x
-    launcher.batch_norm_inference(cudnn, HostDevice(), case.call())
-    case.check()
-    assert not cudnn.bindings.descriptors
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 1.0])
@@ -204,27 +186,21 @@ def check_addresses(given, case, **names):
         assert given[key] == getattr(case, name).ctypes.data, key
 
 
-def test_forward_arguments():
+@pytest.mark.parametrize(
+    ("kind", "statistics"),
+    [
+        (ForwardCase, {"resultSaveMean": "mean", "resultSaveInvVariance": "inv_std"}),
+        (InferenceCase, {"estimatedMean": "mean", "estimatedVariance": "var"}),
+    ],
+)
+def test_forward_arguments(kind, statistics):
     recorder = Recorder()
-    case = ForwardCase((2, 3, 4), 1, F32)
-    launcher.batch_norm(Cudnn(recorder), HostDevice(), case.call())
+    case = kind((2, 3, 4), 1, F32)
+    compute(Cudnn(recorder), HostDevice(), case)
     given = recorder.given
-    check_addresses(
-        given, case, y="y", bnBias="bias", resultSaveMean="mean", resultSaveInvVariance="inv_std"
-    )
-    assert given["resultRunningMean"] == given["resultRunningVariance"] == 0
-    assert given["epsilon"] == case.eps
-    assert given["xDesc"] == given["yDesc"]
-
-
-def test_arguments_by_known_statistics():
-    recorder = Recorder()
-    case = InferenceCase((2, 3, 4), 1, F32)
-    launcher.batch_norm_inference(Cudnn(recorder), HostDevice(), case.call())
-    given = recorder.given
-    check_addresses(
-        given, case, y="y", bnBias="bias", estimatedMean="mean", estimatedVariance="var"
-    )
+    check_addresses(given, case, y="y", bnBias="bias", **statistics)
+    assert not given.get("resultRunningMean")
+    assert not given.get("resultRunningVariance")
     assert given["epsilon"] == case.eps
     assert given["xDesc"] == given["yDesc"]
 

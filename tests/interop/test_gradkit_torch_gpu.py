@@ -4,7 +4,7 @@
 """
 
 import copy
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -173,19 +173,13 @@ def test_passes_in_threads():
     """Threads that have made no call of CUDA before, at once."""
     model = ours.replace_norms(_network()).to(GPU).eval()
     expected = [p.clone() for p in _step(copy.deepcopy(model), IMAGES.to(GPU), model)[:1]]
-    found = [None] * 4
 
-    def work(k):
-        twin = copy.deepcopy(model)
-        found[k] = _step(twin, IMAGES.to(GPU), twin)[:1]
+    def work(twin):
+        return _step(twin, IMAGES.to(GPU), twin)[:1]
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for each in found:
-        torch.testing.assert_close(each, expected)
+    with ThreadPoolExecutor(4) as threads:
+        for found in threads.map(work, [copy.deepcopy(model) for _ in range(4)]):
+            torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("training", [False, True])
