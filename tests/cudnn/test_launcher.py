@@ -30,10 +30,6 @@ def cudnn():
     return Cudnn(FakeCudnn())
 
 
-def _axes():
-    return [(shape, axis) for shape in SHAPES for axis in range(len(shape))]
-
-
 def compute(cudnn, device, case):
     """Have the launcher compute a case of any kind."""
     getattr(launcher, case.operation)(cudnn, device, case.call())

@@ -104,6 +104,12 @@ def refuse(*_):
     raise AssertionError("a device's value was made a Python number")
 
 
+def close_doors(monkeypatch):
+    """Have arrays of a device refuse to be looked at."""
+    for door in ("__float__", "__int__", "__bool__", "__index__", "__iter__", "item", "tolist"):
+        monkeypatch.setattr(DeviceArray, door, refuse, raising=False)
+
+
 @pytest.mark.emulated
 @pytest.mark.parametrize("name", every_call(np.array))
 def test_nothing_else_looks_at_a_devices_values(monkeypatch, name):
@@ -118,8 +124,7 @@ def test_nothing_else_looks_at_a_devices_values(monkeypatch, name):
         return on_device(backend.device.xp.asarray(host), backend)
 
     call = every_call(a)[name]
-    for door in ("__float__", "__int__", "__bool__", "__index__", "__iter__", "item", "tolist"):
-        monkeypatch.setattr(DeviceArray, door, refuse, raising=False)
+    close_doors(monkeypatch)
     call()
 
 

@@ -12,13 +12,26 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 LIMIT_S = 240  # a machine with other load is slow; none of these takes a minute by itself
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES)}
+ENVIRONMENT |= {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def run(program, size, *options):
+    """A program's end over MPI."""
     command = [MPIEXEC, "-launcher", "fork", "-n", str(size), sys.executable, program, *options]
-    return subprocess.run(
-        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    return ended(command)
+
+
+def ended(command, **options):
+    given = {"env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": LIMIT_S}
+    return subprocess.run(command, **given | options, check=False)
+
+
+def printed(program, *options, size=2):
+    """Text that a program prints, on ranks of PyTorch if there are several."""
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(size)] if size > 1 else []
+    done = ended([sys.executable, *torchrun, program, *options])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_training_over_mpi_equals_one_process(there):
@@ -44,9 +57,7 @@ def test_the_benchmark_of_ranks_runs(there):
     """And counts: one exchange of 48 bytes in each call."""
     there("torch")
     command = [sys.executable, "-m", "benchmarks.ranks", "--quick"]
-    done = subprocess.run(
-        command, cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    done = ended(command, cwd=EXAMPLES.parent, env=None)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = done.stdout.splitlines()[2:]
     assert [row.split(" | ")[1] for row in rows] == ["norm", "clip, scaling", "clip, not scaling"]
@@ -55,15 +66,9 @@ def test_the_benchmark_of_ranks_runs(there):
 
 def test_fsdp_clips_as_one_process(there):
     there("torch")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, EXAMPLES / "torch_fsdp.py"],
-        env=ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 ranks: 60 steps, clipped in 60; norms 3.872 -> " in done.stdout
-    assert float(re.search(r"one process' by (\S+)", done.stdout)[1]) <= 1e-9
+    said = printed(EXAMPLES / "torch_fsdp.py")
+    assert "2 ranks: 60 steps, clipped in 60; norms 3.872 -> " in said
+    assert float(re.search(r"one process' by (\S+)", said)[1]) <= 1e-9
 
 
 PAGE = (EXAMPLES.parent / "docs" / "distributed.md").read_text()
@@ -105,24 +110,12 @@ barrier()
 os._exit(0)  # gloo's threads now and then abort a process that takes the group down
 """
     program.write_text(before + BLOCKS[1] + BLOCKS[2] + after)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", program]
-    environment = ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed(program)
 
 
 def gpt(*options, size=1):
     """Train the PyTorch example for 8 steps; what it prints."""
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(size)] if size > 1 else []
-    done = subprocess.run(
-        [sys.executable, *torchrun, EXAMPLES / "train_gpt.py", "--steps", "8", *options],
-        env=ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return printed(EXAMPLES / "train_gpt.py", "--steps", "8", *options, size=size)
 
 
 def test_the_gpt_in_pytorch_learns_as_with_pytorchs_norms(there):
