@@ -17,10 +17,10 @@ pytestmark = [
 ]
 
 BACKEND = CuPy()
-GIVEN = {"types": ("float32",) * 3, "shape": (3, 6, 2, 36)}
+SHAPE = (3, 6, 2, 36)
 # Further arguments, by title.
 MORE = {
-    "layer_norm into an array": {"out": (("y", GIVEN["shape"], "float32"), None, None)},
+    "layer_norm into an array": {"out": (("y", SHAPE, "float32"), None, None)},
     "accumulate_grads and their norm": {"norm_out": ("norm", (), "float64")},
 }
 CALLS = {
@@ -28,6 +28,21 @@ CALLS = {
     for each in OPERATIONS.values()
     for variant in ("", *each.variants)
 } | {title: (OPERATIONS[title.split()[0]], "", more) for title, more in MORE.items()}
+# Rows that one block does not hold or a block's shared memory does not, and lists of more arrays
+# than a launch takes.
+LARGE = {
+    f"{each.name} {shape}": (each, "", {"shape": shape})
+    for each in OPERATIONS.values()
+    for shape in ((65, 1025), (9, 20000))
+    if each.family in ("rows", "channels")
+} | {
+    f"{name} of 200": (
+        OPERATIONS[name],
+        "",
+        {"lists": [((7, k + 1), "data") for k in range(200)]},
+    )
+    for name in ("clip_grad_norm", "accumulate_grads")
+}
 FILLING = 77
 SIZES = [512 * k for k in (1, 1, 1, 1, 2, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)]
 
@@ -37,7 +52,9 @@ class Arguments:
 
     def __init__(self, operation, variant, more, layout):
         self._own, self._layout = [], LAYOUTS[layout]
-        self.given = operation.arguments(self._make, variant=variant, **GIVEN)
+        sizes = {"shape": more.get("shape", SHAPE), "lists": more.get("lists")}
+        types = ("float32",) * 3
+        self.given = operation.arguments(self._make, types, variant=variant, **sizes)
         if "norm_out" in more:
             self.given["norm_out"] = self._make(*more["norm_out"])
         if "out" in more:
@@ -54,9 +71,10 @@ class Arguments:
         """Number of arrays."""
         return len(self._own)
 
-    def restore(self):
+    def restore(self, change=np.array):
+        """Give arrays the values that they were made with, or those changed."""
         for array, host in self._own:
-            BACKEND.assign(array, host)
+            BACKEND.assign(array, change(host))
 
     def bits(self, results):
         """Of the results and of all arguments."""
@@ -72,16 +90,22 @@ def others(cupy):
     return made
 
 
-@pytest.mark.parametrize("layout", ["C", "stepped"])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.guarantee("Captured")
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [*((name, layout) for name in CALLS for layout in ("C", "stepped")),
+     *((name, "stepped") for name in LARGE)],
+)  # fmt: skip
 def test_a_replay_is_the_call(name, layout):
+    """Also on new values, and once nobody holds the results."""
     import cupy
 
-    operation, variant, more = CALLS[name]
-    arguments = Arguments(operation, variant, more, layout)
-    with BACKEND.active():
-        expected = arguments.bits(operation(**arguments.given))
-    arguments.restore()
+    operation, variant, more = (CALLS | LARGE)[name]
+    arguments, expected = Arguments(operation, variant, more, layout), {}
+    for change in (np.flip, np.array):
+        arguments.restore(change)
+        with BACKEND.active():
+            expected[change] = arguments.bits(operation(**arguments.given))
     cupy.cuda.runtime.deviceSynchronize()
     stream = cupy.cuda.Stream(non_blocking=True)
     with BACKEND.active(), stream:
@@ -91,17 +115,18 @@ def test_a_replay_is_the_call(name, layout):
         graph = stream.end_capture()
         gc.collect()
         beside = others(cupy)
-        arguments.restore()
-        graph.launch(stream)
-        stream.synchronize()
-        assert arguments.bits(results) == expected
+        for change, wanted in expected.items():
+            arguments.restore(change)
+            graph.launch(stream)
+            stream.synchronize()
+            assert arguments.bits(results) == wanted
         del results  # which a graph writes all the same
         gc.collect()
         beside += others(cupy)
         arguments.restore()
         graph.launch(stream)
         stream.synchronize()
-        assert arguments.bits(()) == expected[: arguments.count]
+        assert arguments.bits(()) == wanted[: arguments.count]
         for array in beside:
             assert set(array.get().tolist()) == {FILLING}
 
