@@ -12,7 +12,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 import gradkit
 import gradkit.jax
 from tests.interop.test_gradkit_jax_lists import OPTIMIZERS, TRACED
-from tests.interop.test_gradkit_jax_norms import CASES, OWN, SAME, assert_close, passes
+from tests.interop.test_gradkit_jax_norms import (
+    CASES,
+    OWN,
+    SAME,
+    assert_close,
+    by_running,
+    passes,
+)
 from tests.tolerances import assert_all_same_bits, assert_same_bits
 
 
@@ -20,40 +27,48 @@ def values(*shape, seed=0):
     return np.random.default_rng(seed).normal(1, 2, shape).astype(np.float32)
 
 
-def batch_loss(x, scale, bias, axis_name=None):
-    y, *statistics = gradkit.jax.batch_norm(x, scale, bias, axis_name=axis_name)
+def batch_loss(x, scale, bias, *running, axis_name=None):
+    norm = by_running if running else gradkit.jax.batch_norm
+    y, *statistics = norm(x, scale, bias, *running, axis_name=axis_name)
     return (y**3).sum(), statistics
 
 
-def test_batch_norm_of_the_whole_batch(over):
+RUNNING = pytest.mark.parametrize(
+    "running", [(), (values(3, seed=3), values(3, seed=4) ** 2)], ids=["batch's", "running"]
+)
+
+
+@RUNNING
+def test_batch_norm_of_the_whole_batch(over, running):
     """Its gradients too: JAX adds up those of parameters that all devices share."""
-    given = values(6, 3, 4) + 100, values(3, seed=1), values(3, seed=2)
+    given = values(6, 3, 4) + 100, values(3, seed=1), values(3, seed=2), *running
+    specs = OWN, *[SAME] * (len(given) - 1)
     which = (0, 1, 2)
     (_, statistics), ref = jax.value_and_grad(batch_loss, which, has_aux=True)(*given)
 
     def step(*given):
-        grads, statistics = jax.grad(batch_loss, which, has_aux=True)(*given, "d")
+        grads, statistics = jax.grad(batch_loss, which, has_aux=True)(*given, axis_name="d")
         if not over.checked:
             grads = grads[0], *jax.lax.psum(grads[1:], "d")
         return grads, statistics
 
-    grads, found = over(step, (OWN, SAME, SAME), ((OWN, SAME, SAME), SAME))(*given)
+    grads, found = over(step, specs, ((OWN, SAME, SAME), SAME))(*given)
     assert_close(grads, ref)
     assert_close(found, statistics)
 
     def total(*given):
-        loss, _ = batch_loss(*given, "d")
+        loss, _ = batch_loss(*given, axis_name="d")
         return jax.lax.psum(loss, "d")
 
     with jax.set_mesh(over.mesh):
-        outside = jax.grad(over(total, (OWN, SAME, SAME), SAME), which)(*given)
+        outside = jax.grad(over(total, specs, SAME), which)(*given)
     assert_close(outside, ref)
 
 
 def test_batch_norm_without_parameters_over_devices(over):
     x = values(4, 3)
     ref = jax.grad(lambda x: batch_loss(x, None, None)[0])(x)
-    step = over(jax.grad(lambda x: batch_loss(x, None, None, "d")[0]), OWN, OWN)
+    step = over(jax.grad(lambda x: batch_loss(x, None, None, axis_name="d")[0]), OWN, OWN)
     assert_close(step(x), ref)
 
 
@@ -61,7 +76,7 @@ def test_devices_with_a_scale_of_their_own(over):
     """Each one's gradient of x is that of all losses, of which others have other scales."""
     x, scale = values(4, 3), values(3, seed=1)
     scales = np.stack([scale, 2 * scale])
-    loss = lambda x, scale: batch_loss(x, scale, None, "d")[0]  # noqa: E731
+    loss = lambda x, scale: batch_loss(x, scale, None, axis_name="d")[0]  # noqa: E731
     found = over(jax.grad(loss), (OWN, OWN), OWN)(x, scales.reshape(-1))
 
     def whole(x):
@@ -208,14 +223,13 @@ def test_all_devices_skip_or_none(over):
     assert int(state.skipped) == 1
 
 
-def test_axes_of_a_vmap():
-    given = values(4, 2, 3, 5), values(3, seed=1), values(3, seed=2)
+@RUNNING
+def test_axes_of_a_vmap(running):
+    given = values(4, 2, 3, 5), values(3, seed=1), values(3, seed=2), *running
 
-    def loss(x, scale, bias):
-        y, mean, var = jax.vmap(
-            lambda x: gradkit.jax.batch_norm(x, scale, bias, axis_name="i"), axis_name="i"
-        )(x)
-        return (y.reshape(8, 3, 5) ** 3).sum(), (mean, var)
+    def loss(x, *rest):
+        each, statistics = jax.vmap(lambda x: batch_loss(x, *rest, axis_name="i"), axis_name="i")(x)
+        return each.sum(), statistics
 
     (_, statistics), grads = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*given)
     whole = given[0].reshape(8, 3, 5), *given[1:]
@@ -235,7 +249,7 @@ def test_several_axes_of_vmaps():
     functions = [
         lambda x, axes: gradkit.jax.clip_by_global_norm(x, 1.0, axis_name=axes),
         lambda x, axes: gradkit.jax.grad_stats({"x": x}, axis_name=axes).table,
-        lambda x, axes: jax.value_and_grad(batch_loss, has_aux=True)(x, None, None, axes),
+        lambda x, axes: jax.value_and_grad(batch_loss, has_aux=True)(x, None, None, axis_name=axes),
     ]
     for function in functions:
         many = jax.vmap(lambda x, f=function: f(x, ("i", "j")), axis_name="j")

@@ -536,29 +536,6 @@ def test_a_residual_that_all_devices_share(over):
     assert_close(over(step, (OWN, SAME, SAME), (OWN, SAME))(x, residual, scale), wanted)
 
 
-def test_running_statistics_of_the_whole_batch(over):
-    """They stay the same on all devices, and the gradients are those of the whole."""
-    given = channels("float32", "float32", known=True)
-
-    def loss_of(*given, **more):
-        y, *moved = by_running(*given, **more)
-        return (y**3).sum(), moved
-
-    which = (0, 1, 2)
-    ref, wanted = jax.grad(loss_of, which, has_aux=True)(*given)
-
-    def step(*given):
-        grads, moved = jax.grad(partial(loss_of, axis_name="d"), which, has_aux=True)(*given)
-        if not over.checked:
-            grads = grads[0], *jax.lax.psum(grads[1:], "d")
-        return grads, moved
-
-    specs = OWN, SAME, SAME, SAME, SAME
-    grads, moved = over(step, specs, ((OWN, SAME, SAME), SAME))(*given)
-    assert_close(grads, ref)
-    assert_close(moved, wanted)
-
-
 def test_one_element_per_channel_on_each_device(over):
     """Its variance is that over all devices."""
     x, *_, mean, var = channels("float32", "float32", known=True)
@@ -578,16 +555,6 @@ def test_running_statistics_that_differ_between_devices(over):
     if over.checked:
         with pytest.raises(ValueError, match="replicated"):
             over(step, (OWN, OWN, OWN), (SAME, SAME))(x, *many)
-
-
-def test_running_statistics_over_an_axis_of_a_vmap():
-    x, scale, bias, mean, var = channels("float32", "float32", known=True)
-    parts = x.reshape(2, 2, 6, 5)
-    norm = partial(by_running, axis_name="i")
-    made = jax.vmap(norm, (0, None, None, None, None), axis_name="i")(parts, scale, bias, mean, var)
-    y, *moved = by_running(x, scale, bias, mean, var)
-    assert_close(made[0].reshape(y.shape), y)
-    assert_close(made[1:], [np.stack([a, a]) for a in moved])
 
 
 # Errors
