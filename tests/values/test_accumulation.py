@@ -166,15 +166,6 @@ def test_flags(backend, flag, name):
     assert_same_bits(backend.asnumpy(buffer), np.array([2.0, 0.0, 1.0], DTYPES[name]))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 1), (1, 4), (2, 1, 4), (1, 1, 1), (2, 3, 4)])
-@pytest.mark.parametrize(("into", "addend"), SAFE)
-def test_broadcasting(backend, shape, into, addend):
-    host, term = draw_.values((2, 3, 4), into, 1), draw_.values(shape, addend, 2)
-    buffer, grad = backend.asarray(host), backend.asarray(term)
-    gradkit.accumulate_grad(buffer, grad)
-    assert_ulps(backend.asnumpy(buffer), added(host, term), tolerances.ACCUMULATED_ULPS)
-
-
 @pytest.mark.guarantee("Aliasing")
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
