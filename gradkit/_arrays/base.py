@@ -96,7 +96,7 @@ class Framework:
         """Have the plan's backend write results; the call has these arrays and these results."""
         raise NotImplementedError
 
-    def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
+    def empty(self, spec: Spec, like: Any) -> tuple[Array, Any] | None:
         """Memory for a new result on the device of ``like``; ``None``: use the backend's.
 
         Returns a view, and the caller's array of that memory (``None`` if ``wrap`` makes it).

@@ -54,10 +54,9 @@ class DLPack(Framework):
             view.flags.writeable = False
         return view
 
-    def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
-        if device_of(like)[0] in _CUDA:
-            return cuda.unpooled(shape, dtype), None
-        return aligned(shape, dtype), None
+    def empty(self, spec: Spec, like: Any) -> tuple[Array, Any] | None:
+        on_device = device_of(like)[0] in _CUDA
+        return spec.allocate(cuda.unpooled if on_device else aligned), None
 
     def wrap(self, result: Array, like: Any) -> Any:
         if hasattr(like, "__array_namespace__"):
@@ -89,9 +88,10 @@ class OwnMemory(DLPack):
         """A new array on the device of ``like``, whose contents are undefined."""
         raise NotImplementedError
 
-    def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
+    def empty(self, spec: Spec, like: Any) -> tuple[Array, Any] | None:
         if device_of(like)[0] not in _CUDA:
-            return super().empty(shape, dtype, like)
+            return super().empty(spec, like)
+        shape, dtype = spec.shape, spec.dtype  # in C order: these libraries have no strides
         if 0 in shape or dtype.itemsize > np.dtype(self.widest(like)).itemsize:
             return None
         array = self.allocate(shape, dtype, like)

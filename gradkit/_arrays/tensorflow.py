@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradkit._arrays.dlpack import OwnMemory, exportable
-from gradkit._backend import Array, Shape
+from gradkit._backend import Array, Shape, Spec
 
 
 class TensorFlow(OwnMemory):
@@ -43,8 +43,8 @@ class TensorFlow(OwnMemory):
             )
         return super().view(array, write=write, detach=detach)
 
-    def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
-        return super().empty(shape, dtype, _value(like))
+    def empty(self, spec: Spec, like: Any) -> tuple[Array, Any] | None:
+        return super().empty(spec, _value(like))
 
     def wrap(self, result: Array, like: Any) -> Any:
         if not isinstance(result, np.ndarray):

@@ -132,17 +132,20 @@ class Torch(Framework):
                     fields[name] = _on_device(tensor)
             call.compute(backend)
 
-    def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
+    def empty(self, spec: Spec, like: Any) -> tuple[Array, Any] | None:
         # PyTorch's allocator tracks the streams that a tensor is used on, and can resize.
-        tensor = self.new(shape, dtype, like)
+        shape, transposition = spec.order or (spec.shape, ())
+        tensor = self.new(shape, spec.dtype, like)
         if tensor is None:
             return None
+        if transposition:
+            tensor = _transposed(tensor, transposition)
         return _on_device(tensor) if _is_cuda(like) else _at(tensor.data_ptr(), tensor), tensor
 
     def wrap(self, result: Array, like: Any) -> Any:
         torch = sys.modules["torch"]
         on_host = type(result) is np.ndarray
-        if on_host and (pair := self.empty(result.shape, result.dtype, like)):
+        if on_host and (pair := self.empty(Spec("", result.shape, result.dtype), like)):
             pair[0][...] = result
             return pair[1]
         make = torch.from_numpy if on_host else torch.from_dlpack
@@ -215,6 +218,15 @@ def _model_of(spec: Spec) -> Any:
     shape, order = spec.order or (spec.shape, [*range(len(spec.shape))])
     dtype = _torch_dtype(spec.dtype)
     return sys.modules["torch"].empty(shape, dtype=dtype, device="meta").permute(order)
+
+
+def _transposed(tensor: Any, axes: Sequence[int]) -> Any:
+    """The memory of a new tensor, which no other one has, as one that is no view.
+
+    Autograd refuses in-place operations, such as a ReLU's, on views that a function has made.
+    """
+    shape, strides = ([of[axis] for axis in axes] for of in (tensor.shape, tensor.stride()))
+    return tensor.set_(tensor.untyped_storage(), tensor.storage_offset(), shape, strides)
 
 
 class TorchSubclass(Framework):

@@ -88,18 +88,9 @@ class Results:
 
     def _new(self, position: int, spec: Spec) -> Array:
         """A new result; the caller's array of that memory too, if the library made it."""
-        owner, array = self._owner, None
-
-        def allocate(shape: Any, dtype: Any) -> Array:
-            nonlocal array
-            pair = owner.framework.empty(shape, dtype, owner.like)
-            alone = Spec(spec.name, shape, dtype)
-            view, array = pair or (owner.backend.outputs([alone])[0], None)
-            return view
-
-        view = spec.allocate(allocate)
-        if array is not None and spec.order is not None:
-            array = array.permute(spec.order[1])
+        owner = self._owner
+        pair = owner.framework.empty(spec, owner.like)
+        view, array = pair or (owner.backend.outputs([spec])[0], None)
         self._arrays[position] = view if owner.framework.returns_views else array
         return view
 

@@ -144,6 +144,7 @@ def calls(dy, x, scale, mean, inv_std):
     clipped, norm = gradkit.clip_by_global_norm([dy, x], 1.0)
     return (
         *gradkit.layer_norm_grad(dy, x, scale, mean, inv_std),
+        *gradkit.group_norm(x, 4, scale),
         *(*clipped, norm, gradkit.step_verdict(norm, limit=1.0)),
     )
 

@@ -384,6 +384,31 @@ def test_opcheck(name, arguments):
     assert set(checked.values()) == {"SUCCESS"}
 
 
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        ours.LayerNorm(3),
+        ours.RMSNorm(3),
+        ours.GroupNorm(2, 4),
+        ours.InstanceNorm2d(4),
+        ours.InstanceNorm2d(4, track_running_stats=True),
+        ours.BatchNorm2d(4),
+        ours.BatchNorm2d(4).eval(),
+    ],
+)
+def test_results_may_be_changed_in_place(norm, order):
+    """As `ReLU(inplace=True)` does, in the first call of its kind too, which makes a plan."""
+    dispatch._plans.clear()
+    values = torch.randn(2, 4, 5, 3).contiguous(memory_format=order)
+    for _ in range(3):
+        x = values.clone().requires_grad_()
+        torch.nn.functional.relu(norm(x), inplace=True).sum().backward()
+        expected = values.clone().requires_grad_()
+        norm(expected).clamp(min=0).sum().backward()
+        torch.testing.assert_close(x.grad, expected.grad)
+
+
 class Every(torch.nn.Module):
     """A norm of each kind, in a network."""
 
