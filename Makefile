@@ -44,7 +44,7 @@ $(PINNED): pyproject.toml requirements/ci.txt
 	@touch $@
 
 # gradkit itself, with its C++ for CPUs: a second time only what has changed is compiled.
-$(STAMP): $(PINNED) CMakeLists.txt $(wildcard kernels/cpu/*) kernels/clip_coefficient.cuh kernels/random_rounding.cuh
+$(STAMP): $(PINNED) CMakeLists.txt $(wildcard kernels/cpu/*) kernels/clip_coefficient.cuh kernels/random_rounding.cuh kernels/updates.cuh
 	@$(BIN)/python -m pip install $(QUIET) --no-deps --no-build-isolation \
 		--config-settings build-dir=build/cpu --editable .
 	@$(BIN)/python -c 'from gradkit import _host; of = _host.describe()["compiled"]; print( \

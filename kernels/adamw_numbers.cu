@@ -25,9 +25,9 @@ extern "C" __global__ void adamw_numbers(const unsigned char* verdict, i64* step
                                          double beta2, double eps, double weight_decay, double* numbers) {
     if (verdict && !*verdict) return;
     const i64 number = step ? ++*step : step_number;
-    const Number one = {1}, rate = {lr ? *lr : lr_number};
+    const Number one = {1}, rate = {lr ? *lr : lr_number}, share = one - Number{beta1};
     numbers[0] = scale ? *scale : scale_number;
-    numbers[1] = (one - Number{beta1}).value;
+    numbers[1] = share.value > 0.5 ? (share - one).value : share.value;
     numbers[2] = beta2;
     numbers[3] = (one - Number{beta2}).value;
     numbers[4] = (rate / (one - power(beta1, number))).value;

@@ -15,6 +15,7 @@ typedef typename Wide<PARAM>::type Number;
 
 template <typename N> __device__ __forceinline__ N as_number(double x) { return as<N>(Real<f64>{x}); }
 template <typename F> __device__ __forceinline__ bool is_zero(Real<F> x) { return x.value == 0; }
+template <typename F> __device__ __forceinline__ bool is_positive(Real<F> x) { return x.value > 0; }
 __device__ __forceinline__ Real<f64> root_of(Real<f64> x) { return {__dsqrt_rn(x.value)}; }
 __device__ __forceinline__ Real<f32> root_of(Real<f32> x) {
 #ifdef GRADKIT_EMULATED

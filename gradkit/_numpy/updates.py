@@ -20,7 +20,7 @@ class AdamwNumbers(NamedTuple):
     """Factors of a step of AdamW; ``kernels/updates.cuh`` has the same fields."""
 
     scale: float
-    moment_share: float  # of the gradient in the new moment
+    moment_step: float  # 1 - beta1; below 1/2, -beta1: the moment begins at the gradient
     variance_kept: float
     variance_share: float
     rate: float  # lr / (1 - beta1^step)
@@ -34,8 +34,9 @@ def adamw_numbers(call: AdamwUpdate, step: int) -> AdamwNumbers:
     lr = float(call.lr)
     rate = lr / (1 - power(call.beta1, step))
     root = 1 / math.sqrt(1 - power(call.beta2, step))
-    shares = 1 - call.beta1, call.beta2, 1 - call.beta2
-    return AdamwNumbers(float(call.scale), *shares, rate, root, call.eps, lr * call.weight_decay)
+    share = 1 - call.beta1
+    steps = share - 1 if share > 0.5 else share, call.beta2, 1 - call.beta2
+    return AdamwNumbers(float(call.scale), *steps, rate, root, call.eps, lr * call.weight_decay)
 
 
 def power(base: float, exponent: int) -> float:
@@ -70,7 +71,7 @@ def adamw_update(call: AdamwUpdate) -> None:
         for write, param, grad, moment, variance in _parts(call, call.moments, call.variances):
             by = AdamwNumbers(*map(param.dtype.type, numbers))
             g = grad * by.scale
-            m = moment + (g - moment) * by.moment_share
+            m = (moment if by.moment_step > 0 else g) + (g - moment) * by.moment_step
             v = variance * by.variance_kept + g * g * by.variance_share
             change = m / (np.sqrt(v) * by.root + by.eps) * by.rate
             write(param - (change + param * by.decay if by.decay else change), m, v)

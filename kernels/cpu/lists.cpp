@@ -28,6 +28,7 @@ typedef uint64_t u64;
 
 template <typename N> INLINE N as_number(double x) { return static_cast<N>(x); }
 INLINE bool is_zero(double x) { return x == 0; }
+INLINE bool is_positive(double x) { return x > 0; }
 INLINE float root_of(float x) { return __builtin_sqrtf(x); }
 INLINE double root_of(double x) { return __builtin_sqrt(x); }
 #include "../updates.cuh"

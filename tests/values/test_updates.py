@@ -161,6 +161,22 @@ def test_each_backend_has_numpys_bits(backend, kind, at_random, on_device):
         assert int(backend.asnumpy(step["step"])) == 3
 
 
+@pytest.mark.guarantee("A step of an optimiser")
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.25, 0.5, 0.75])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_large_moment_takes_no_digit_of_a_gradient(backend, beta, dtype, counts):
+    """That of a spike before, with which betas of 0 have nothing to do."""
+    grad = draw_.values((67,), dtype, 1)
+    large = np.where(np.arange(67) % 2, 1e9, -1e4).astype(dtype)
+    lists = on(backend, (draw_.values((67,), dtype), grad, large, np.ones_like(grad)))
+    step = backend.asarray(np.array(0)) if counts else 1
+    gradkit.adamw_update(*lists, step, lr=0.1, betas=(beta, 0.9))
+    g, m = wide(grad, large)
+    wanted, size = beta * m + (1 - beta) * g, np.abs(beta * m) + np.abs(g)
+    assert_within(backend.asnumpy(lists[2][0]), wanted, 4 * UNIT[dtype] * size)
+
+
 @pytest.mark.guarantee("A step is skipped")
 @pytest.mark.parametrize("kind", UPDATES)
 @pytest.mark.parametrize("own", [False, True])
