@@ -132,7 +132,10 @@ class SampleLayout(RowLayout):
             return call.scale.shape, "the shape of scale"
         if call.axis:
             one_each = data.shape[:1] + (1,) * (call.axis - 1) + shape
-            meaning = f"{meaning}, or one per sample, as in {one_each}"
+            if call.scale is None or call.scale.shape == shape:  # it is the bias
+                meaning = f"{meaning}; a bias per sample needs a scale per sample, of {one_each}"
+            else:
+                meaning = f"{meaning}, or one per sample, as in {one_each}"
         return shape, meaning
 
 

@@ -74,6 +74,18 @@ COMMON = {
         "agree: pass ds.astype(dy.dtype)",
     ),
     "a 16-bit bias": (lambda g, a: g.layer_norm(a.x, a.c, a.d), "pass bias.astype(scale.dtype)"),
+    "a bias per sample alone": (
+        lambda g, a: g.layer_norm(a.x, None, a.x),
+        "a bias per sample needs a scale per sample, of (4, 6)",
+    ),
+    "a bias per sample beside a scale of all": (
+        lambda g, a: g.layer_norm(a.x, a.c, a.x),
+        "a bias per sample needs a scale per sample, of (4, 6)",
+    ),
+    "a scale of other columns": (
+        lambda g, a: g.layer_norm(a.x, a.m, a.m),
+        "scale has shape (4,); expected (6,), the normalised dimensions of x, or one per sample",
+    ),
     "a list as data": (lambda g, _: g.layer_norm([[1.0, 2.0]]), "pass np.asarray(x, np.float32)"),
     "a list as a scale": (
         lambda g, a: g.layer_norm(a.x, [1.0] * 6),
