@@ -3,6 +3,7 @@
 Every function here writes in place and returns the caller's own objects.
 """
 
+from functools import partial
 from typing import Any
 
 from gradkit._calls import checks
@@ -319,6 +320,12 @@ def zero_grad(grads: T) -> T:
     return group.returned(grads)
 
 
+def _beside(call: AccumulateLists) -> dict[str, Any]:
+    """Arrays that show the library and device of an empty list of buffers."""
+    outs = {"norm_out": call.norm, "grad_norm_out": call.grad_norm}
+    return {**outs, "overwrite": call.overwrite, "do_update": call.do_update}
+
+
 def _norm_in(
     out: Any, label: str, into: Gradients, others: list[Gradients], apart: list[Any]
 ) -> Results | None:
@@ -355,7 +362,7 @@ def _why_not_added(buffer: Any, grad: Any) -> str | None:
 
 def _accumulate_by_name(call: AccumulateLists, out: Any) -> Any:  # noqa: ARG001
     instead = call.instead["buffers"]
-    into = Gradients(call.buffers, instead=instead, label="buffers")
+    into = Gradients(call.buffers, instead=instead, label="buffers", beside=partial(_beside, call))
     added = Gradients(in_order_of(into, call.grads))
     checks.choice(call.casting, "casting", ("safe", "same_kind"))
     why = _why_not_added if call.casting == "safe" else _any_is_added

@@ -9,6 +9,7 @@ than two dimensions, such as biases, are one unit each.
 """
 
 from functools import partial
+from typing import Any
 
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
@@ -295,7 +296,8 @@ def clip_grad_adaptive(
     rule, units = adaptive_rule(nonfinite), partial(units_along, axis=axis)
     limits = partial(adaptive_limits, params=params, clipping=clipping, least=checks.epsilon(eps))
     instead = "use clip_by_adaptive_norm, which returns new gradients"
-    return clip_each(grads, rule, units, limits, (None, out), instead=instead)[1]
+    near = partial(dict[str, Any], out=out)  # of an empty list
+    return clip_each(grads, rule, units, limits, (None, out), instead=instead, beside=near)[1]
 
 
 @runs(*_RUN)
@@ -347,4 +349,5 @@ def clip_by_adaptive_norm(
     """
     rule, units = adaptive_rule(nonfinite), partial(units_along, axis=axis)
     limits = partial(adaptive_limits, params=params, clipping=clipping, least=checks.epsilon(eps))
-    return clip_each(grads, rule, units, limits, pair_of(out, "norms"))
+    outs = pair_of(out, "norms")
+    return clip_each(grads, rule, units, limits, outs, beside=lambda: {"out": outs[1]})

@@ -134,7 +134,8 @@ def keep_if(verdict: Flag, new: Arrays, old: A) -> A:
     {'w': array([ 1., -0.]), 'step': array(3)}
     """
     instead = "choose with its own where(verdict, new, old) for each pair"
-    into = Gradients(old, instead=instead, label="old", floats=False)
+    near = {"verdict": verdict}  # of an empty list
+    into = Gradients(old, instead=instead, label="old", beside=lambda: near, floats=False)
     source = Gradients(in_order_of(into, new), label="new", floats=False)
     check_pairs(into, source, ("new", "old"), _why_not_copied)
     with into.on_stream():

@@ -236,12 +236,17 @@ class _Opened:
     def __init__(self, call: Any, *states: str):
         instead = call.instead
         self.call = call
-        self.into = Gradients(call.params, instead=instead["params"], label="params")
+        own = instead["params"]
+        self.into = Gradients(call.params, instead=own, label="params", beside=self._numbers)
         self.states: list[Gradients] = []
         self.read = self._beside("grads")
         for name in states:
             if getattr(call, name) is not None:
                 self.states.append(self._beside(name, instead=instead[name]))
+
+    def _numbers(self) -> dict[str, Any]:
+        """Arrays that show the library and device of an empty list of parameters."""
+        return {name: getattr(self.call, name, None) for name in ("step", "verdict")}
 
     def _beside(self, name: str, instead: str = "") -> Gradients:
         """A further list, whose arrays share no memory with those that were opened before."""

@@ -37,6 +37,7 @@ from gradkit._open.arguments import (
     Arguments,
     check_device,
     floating,
+    is_scalar,
     known_framework,
     refuse_mixture,
     refuse_write,
@@ -299,7 +300,7 @@ class Gradients(Arguments):
 
     def _join(self, beside: Mapping[str, Any]) -> None:
         for label, array in beside.items():
-            if is_array(array):
+            if is_array(array) and not is_scalar(array):
                 self.framework, self.like = known_framework(array, label), array
                 self.backend = backend_of(view_of(self.framework, array, label, detach=True))
                 return

@@ -139,7 +139,8 @@ def clip_cut(
                 "blocks=lambda name, grad: name for a norm of each gradient"
             )
         limits, units = partial(limits_of, max_norm=max_norm), partial(units_along, axis=axis)
-        return clip_each(grads, rule, units, limits, outs, instead=instead)
+        first = {"out": outs[1], "max_norm": max_norm}  # of an empty list
+        return clip_each(grads, rule, units, limits, outs, instead=instead, beside=lambda: first)
     if rule.mean or axis is not None:
         raise ValueError("axis and rms cut single gradients; leave them out with blocks")
     if outs[1] is not None and not ranks.collective.alone:

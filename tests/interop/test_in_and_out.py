@@ -60,6 +60,27 @@ def test_lists_of_buffers(mutable):
         assert float(mutable.read(norm)) == float(mutable.read(gradkit.grad_norm(buffers)))
 
 
+def test_an_empty_list_is_of_the_library_of_what_is_beside_it(mutable):
+    """As a rank has it that owns no parameter: its numbers are the library's own arrays."""
+    number = lambda value: mutable.make(np.array(value))  # noqa: E731
+    yes, norm, step = map(number, (True, 1.0, np.int64(3)))
+    none = mutable.make(np.empty(0))
+    for empty in ([], [None], {}):
+        given = (empty, empty)
+        gradkit.accumulate_grads(*given, overwrite=yes, norm_out=norm)
+        gradkit.accumulate_grads(*given, do_update=yes)
+        gradkit.accumulate_grads(*given, grad_norm_out=norm)
+        gradkit.adamw_update(*given, *given, step, lr=number(0.5), verdict=yes)
+        gradkit.sgd_update(*given, lr=0.5, verdict=yes)
+        gradkit.keep_if(yes, *given)
+        gradkit.clip_grad_block_norm(empty, none, out=none)
+        gradkit.clip_by_block_norm(empty, none)
+        gradkit.clip_grad_adaptive(*given, out=none)
+        gradkit.clip_by_adaptive_norm(*given, out=(None, none))
+    assert mutable.read(norm) == 0
+    assert mutable.read(step) == 6
+
+
 def test_a_torch_flag_is_read(torch):
     grad = torch.ones(2)
     gradkit.accumulate_grad(grad, torch.ones(2), do_update=torch.tensor(False))
