@@ -215,7 +215,7 @@ def sgd_update(
         verdict=True if verdict is None else verdict,
         at_random=_at_random(rounding, seed),
     )
-    if momenta is None and (nesterov or momentum):
+    if momenta is None and (checks.flag(nesterov, "nesterov") or checks.size(momentum, "momentum")):
         label = "nesterov" if nesterov else "momentum"
         raise ValueError(f"{label} is {getattr(call, label)}, which needs momenta; pass zeros")
     moved: A = run(call, by_name=_sgd_by_name)

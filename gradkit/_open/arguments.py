@@ -17,6 +17,7 @@ from gradkit._calls.roles import Seed, Step
 from gradkit._open import memory
 
 _ONE = "one number"
+_MOST_STEPS = np.iinfo(np.int64).max
 # Hints on what to pass in place of objects that look like arrays, by their library.
 _INSTEAD = {
     "pandas": "what its .to_numpy() returns",
@@ -161,8 +162,9 @@ class Arguments:
         if view.dtype != np.int64:
             raise TypeError(f"{label} has dtype {view.dtype}; accepted: int64, or an int")
         memory.writable(view, label, "pass the number of the step as an int")
-        if isinstance(view, np.ndarray) and view < 0:
-            raise ValueError(f"{label} must be at least 0, the number of steps taken, not {view!r}")
+        if isinstance(view, np.ndarray) and not 0 <= view < _MOST_STEPS:
+            allowed = "at least 0, the number of steps taken, and below 2**63 - 1"
+            raise ValueError(f"{label} must be {allowed}, not {view!r}")
         self.counted.append(value)
         return view
 

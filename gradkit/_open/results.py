@@ -61,7 +61,9 @@ class Results:
         for name, view, spec in zip(self._labels(), self.views, specs, strict=True):
             if view is not None:
                 check_result(Described.of(name, view), spec)
-        refuse(self._owner.backend, self.named(), inputs)
+        own = () if self._label == "out" else self._labels()  # of arguments that are no results
+        instead = dict.fromkeys(own, "pass a new one")
+        refuse(self._owner.backend, self.named(), inputs, instead=instead)
 
     def make(self, specs: Sequence[Spec | None]) -> None:
         """Make the results that the caller has no array for."""

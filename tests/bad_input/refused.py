@@ -220,7 +220,7 @@ def flags():
             "found_inf has dtype": array(np.array(0)),
             r"found_inf has shape \(3,\)": array(np.zeros(3, bool)),
             "found_inf must be a float32 array that is written to, not float": 0.0,
-            "found_inf is read-only": read_only(np.zeros(count)),
+            "found_inf is read-only.*; pass a new one": read_only(np.zeros(count)),
             r"found_inf shares memory with grads\[1\]": lambda _, g, n=count: g["grads"][1][:n],
         }.items():
             yield refused(function, message, found_inf=found_inf)
@@ -520,6 +520,7 @@ def updates():
         "step has dtype float64; accepted: int64, or an int": {"step": array(f64())},
         r"step has shape \(2,\); expected": {"step": array(np.ones(2, int))},
         "step is read-only": {"step": read_only(np.array(1))},
+        r"step .* and below 2\*\*63 - 1, not array\(9": {"step": array(np.array(2**63 - 1))},
         r"betas must be at least 0 and below 1, not \(0.9, 1.0\)": {"betas": (0.9, 1.0)},
         "betas must be a tuple|betas .*has dtype": {"betas": 0.9},
         "eps must be at least 0, not -1.0": {"eps": -1.0},
@@ -535,7 +536,10 @@ def updates():
     for label, value in (("momentum", 0.9), ("nesterov", True)):
         wrong = {"momenta": None, label: value}
         yield refused("sgd_update", f"{label} is {value}, which needs momenta; pass zeros", **wrong)
-    yield refused("sgd_update", "nesterov must be a bool, not int", nesterov=1)
+    for momenta in ({}, {"momenta": None}):
+        yield refused("sgd_update", "nesterov must be a bool, not int", nesterov=1, **momenta)
+        for message, value in {"a real number, not str": "0.9", "at least 0, not nan": NAN}.items():
+            yield refused("sgd_update", f"momentum must be {message}", momentum=value, **momenta)
 
 
 def verdicts():
