@@ -100,7 +100,7 @@ COMPILED_FILES = {
     *("values/test_golden.py", "values/test_group_norm.py", "values/test_normalization.py"),
     *("values/test_residual_norms.py", "values/test_running_statistics.py"),
     *("values/test_samples.py", "values/test_spikes.py", "values/test_statistics.py"),
-    "values/test_stochastic_rounding.py",
+    *("values/test_stochastic_rounding.py", "values/test_updates.py", "values/test_wanted.py"),
 }
 
 

@@ -236,6 +236,11 @@ def test_positions_on_different_meshes_are_no_names():
     [
         ({"names": {"w": "x", "b": "x"}, "plain": "own"}, "names gives 'x' to 'w' and 'b'"),
         ({"plain": 2}, "plain is 2 for 'w'"),
+        ({"plain": True}, "plain is True for 'w'"),
+        (
+            {"names": lambda name, _: 1 if name == "w" else "1", "plain": "own"},
+            "names gives '1' to 'w' and 'b'",
+        ),
         ({"plain": {"w": "own"}}, "'b' are plain arrays"),
     ],
 )

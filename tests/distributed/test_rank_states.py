@@ -152,3 +152,39 @@ def test_numbers_are_told_apart_alike_on_every_backend(backend):
     assert numbers_of(-0.0, -NAN) == found[0.0, NAN]
     other = np.array(np.uint64(0xFFF8000000000001)).view(np.float64)
     assert numbers_of(other, 1.0) == found[NAN, 1.0]
+
+
+def test_every_nan_is_one(backend):
+    """A rank's may come of another operation: it has another sign, or other bits."""
+    others = np.array([-NAN, np.array(0x7FF0000000000123, np.uint64).view(np.float64)])
+    for nan in (NAN, *others):
+        state, scale = backend.asarray(np.zeros(6)), backend.asarray(np.array(nan))
+        backend_of(state).rank_state(
+            RankState(
+                grads=Views([]), norm_type=2.0, digest=0.0, state=state, scale=scale, max_norm=1.0
+            )
+        )
+        assert backend.asnumpy(state)[2] == numbers_of(NAN, 1.0)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, None])
+def test_what_one_rank_has_found_all_are_told(backend, place):
+    states = np.array([[0, 7, numbers_of(1.0, 2.0), 4.0, 0, 1]] * 3)
+    if place is not None:
+        states[place, 3] = INF
+    rows, out, found = map(backend.asarray, (states, np.array(8.0), np.array(0.25)))
+    backend_of(rows).join_ranks(
+        JoinRanks(
+            states=rows,
+            digest=7.0,
+            norm_type=2.0,
+            norm=out,
+            found_inf=found,
+            scale=1.0,
+            max_norm=2.0,
+            fresh=True,
+            faults=backend.asarray(np.zeros(3)),
+            factors=backend.asarray(np.zeros(3)),
+        )
+    )
+    assert backend.asnumpy(found) == (place is not None)

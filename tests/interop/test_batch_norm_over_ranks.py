@@ -91,6 +91,19 @@ def test_modules_are_those_of_the_whole_batch(torch, momentum):
         torch.testing.assert_close(inferred, whole.eval()(x), rtol=1e-5, atol=1e-5)
 
 
+def test_without_running_statistics_a_rank_is_evaluated_by_itself(torch):
+    """As by PyTorch's: evaluation meets nobody."""
+    ours, x = framework("gradkit.torch"), torch.from_numpy(hosts()[0])
+
+    def work(group):
+        module = ours.BatchNorm1d(5, track_running_stats=False, group=group).eval()
+        return module(x[: 2 + group.rank]).detach()
+
+    alone = torch.nn.BatchNorm1d(5, track_running_stats=False).eval()
+    for rank, y in enumerate(results(work, 2)):
+        torch.testing.assert_close(y, alone(x[: 2 + rank]).detach(), rtol=1e-5, atol=1e-5)
+
+
 def test_parameters_that_are_frozen_or_absent(torch):
     ours = framework("gradkit.torch")
     x, dy, scale, bias = map(torch.from_numpy, hosts())

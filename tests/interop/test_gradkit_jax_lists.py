@@ -75,6 +75,25 @@ def test_numbers_may_be_traced():
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(zeros))
 
 
+@pytest.mark.parametrize("axis", [None, "rows"])
+def test_an_infinite_scale_makes_finite_gradients_0(axis):
+    """As an infinite norm does, whatever made it so."""
+    clip = lambda g, s: gradkit.jax.clip_by_global_norm(g, 1.0, scale=s, axis_name=axis)  # noqa: E731
+    grads = jnp.array([[3.0, 0.0], [1.0, -2.0]])
+    clipped, norm = jax.vmap(clip, (0, None), axis_name="rows")(grads, jnp.array(jnp.inf))
+    assert jnp.isinf(norm).all()
+    assert not clipped.any()
+
+
+def test_copies_are_those_of_the_gradients_that_count():
+    clip = lambda g: gradkit.jax.clip_by_global_norm(  # noqa: E731
+        g, INF, axis_name="rows", replicas=[1, 2], count=[False, True]
+    )
+    grads = [jnp.array([[7.0], [9.0]]), jnp.array([[3.0, 4.0]] * 2)]
+    _, norm = jax.vmap(clip, axis_name="rows")(grads)
+    assert norm.tolist() == [5, 5]
+
+
 def test_another_number_compiles_nothing():
     grads = gradients("float32")
     gradkit.jax.clip_by_global_norm(grads, 1.0)

@@ -644,3 +644,23 @@ def test_what_an_operator_does_not_take_leaves_the_graph():
     whole = torch.compile(step, backend="aot_eager", fullgraph=True)
     with pytest.raises(RuntimeError, match=r"grads\['w'\]"):
         whole(named, error_if_nonfinite=True)
+
+
+def test_gradients_without_elements_share_nothing():
+    """Their memory is at one address, or at none."""
+    parameters = [torch.nn.Parameter(torch.ones(n)) for n in (0, 2, 0)]
+    accumulator = ours.GradAccumulator(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    accumulator.add()
+    assert accumulator.finish() == math.sqrt(2)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, of gradients that are no leaves
+def test_the_norm_of_differentiable_gradients_is_a_number_in_graphs_too():
+    """Autograd knows nothing of the operator's derivative."""
+    weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    (weight.grad,) = torch.autograd.grad((weight**2).sum(), weight, create_graph=True)
+    norm = torch.compile(lambda: ours.clip_grad_norm_([weight], 1.0), backend="aot_eager")()
+    assert norm == 10
+    assert not norm.requires_grad

@@ -93,6 +93,15 @@ def test_broadcast_tensors_are_read(torch, known):
         assert all(map(torch.equal, found, expected))
 
 
+def test_each_step_that_a_tensor_counts_is_a_write_of_it(torch):
+    lists, step = [[torch.ones(3)] for _ in range(4)], torch.tensor(0)
+    for number in (1, 2, 3):
+        gradkit.adamw_update(*lists, step, lr=0.1)
+        assert step == number
+        assert step._version >= number
+        assert all(lists[k][0]._version >= number for k in (0, 2, 3))
+
+
 def test_results_may_be_arguments_and_nothing_that_merely_overlaps(torch, known):
     expected = gradkit.layer_norm_grad(*known)
     whole = torch.empty(SHAPE[0] + 1, SHAPE[1])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import gradkit
 from tests import oracles, tolerances
 from tests import strategies as draw_
-from tests.ranks import Counting, results
+from tests.ranks import Counting, results, together
 from tests.tolerances import CLIPPED_ULPS, DTYPES, assert_same_bits, assert_ulps
 
 NAN, INF = math.nan, math.inf
@@ -644,6 +644,17 @@ def test_experts_and_dense_parameters_on_different_ranks(backend, order):
     assert len(sent) == 2  # once names are known
     for key, norm in norms.items():
         assert oracles.off_by(norm, exact[key]) <= 2 * tolerances.norm(order, {}, runs=False)
+
+
+def test_norms_over_ranks_go_to_no_array(backend):
+    """Other ranks may have further blocks."""
+    grads, room = [backend.asarray(np.ones(3))], backend.asarray(np.zeros(1))
+    how = {"blocks": ["a"], "out": (None, room)}
+    message = "out takes no norms over a group, whose ranks may have further blocks"
+    for error in together(lambda g: gradkit.clip_by_block_norm(grads, 1.0, group=g, **how), 2):
+        assert (type(error), str(error)) == (ValueError, message)
+    gradkit.clip_by_block_norm(grads, 1.0, **how)
+    assert backend.asnumpy(room)[0] == np.sqrt(3)
 
 
 def test_gradients_that_no_block_has(backend):

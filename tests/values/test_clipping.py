@@ -848,6 +848,10 @@ def test_a_norm_that_is_not_finite_leaves_what_is_not_clipped(backend, bad):
     with pytest.raises(gradkit.NonFiniteNormError) as caught:
         gradkit.clip_grad_norm(grads, 0.7, count=MASKS, nonfinite="raise")
     assert caught.value.names == ("grads['a'][0]",)
+    rows = [backend.asarray(np.array([value])) for value in (1.0, bad, bad)]
+    with pytest.raises(gradkit.NonFiniteNormError) as caught:
+        gradkit.clip_grad_norm(rows, 0.7, count=[False, False, True], nonfinite="raise")
+    assert caught.value.names == ("grads[2]",)
 
 
 def test_none_is_clipped_and_none_counts(backend):

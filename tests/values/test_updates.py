@@ -177,6 +177,21 @@ def test_a_large_moment_takes_no_digit_of_a_gradient(backend, beta, dtype, count
     assert_within(backend.asnumpy(lists[2][0]), wanted, 4 * UNIT[dtype] * size)
 
 
+@pytest.mark.parametrize("name", ["step", "lr", "scale", None])
+def test_a_number_alone_is_read_on_the_device(backend, name):
+    """By a launch in front; without any, the host has all that the numbers follow from."""
+    lists = on(backend, [np.ones(3, np.float32)] * 4)
+    gradkit.adamw_update(*lists, 1, lr=0.5)
+    if not backend.launches():
+        pytest.skip("launches are not counted here")
+    numbers = {"step": 1, "lr": 0.5, "scale": 0.5}
+    if name is not None:
+        numbers[name] = backend.asarray(np.array(numbers[name]))
+    before = backend.launches()
+    gradkit.adamw_update(*lists, **numbers)
+    assert backend.launches() - before == (1 if name is None else 2)
+
+
 @pytest.mark.guarantee("A step is skipped")
 @pytest.mark.parametrize("kind", UPDATES)
 @pytest.mark.parametrize("own", [False, True])
@@ -236,6 +251,23 @@ def test_random_bits_go_on_from_one_array_to_the_next(backend):
     found = [backend.asnumpy(param) for param in params]
     assert (found[0] != found[1]).any()
     assert_same_bits(np.concatenate(found), backend.asnumpy(whole[0][0]))
+
+
+def test_a_seed_among_what_is_written_is_refused(backend):
+    """A device reads it while moments are written; the host has read it before."""
+    moments = backend.asarray(np.zeros(4, np.float32))
+    seed = moments.view(np.uint64)[:1].reshape(())
+    halves = on(backend, [np.ones(4, np.float16)] * 2)
+    call = lambda: gradkit.adamw_update(  # noqa: E731
+        *halves, [moments], on(backend, [np.zeros(4, np.float32)])[0], 1, lr=0.1, seed=seed,
+        rounding="stochastic",
+    )  # fmt: skip
+    if backend.on_host:
+        call()
+        return
+    with pytest.raises(ValueError, match=r"seed overlaps moments\[0\]; pass a copy"):
+        call()
+    assert not backend.asnumpy(moments).any()
 
 
 def test_moments_and_variances_of_two_dtypes_are_refused(backend):
