@@ -181,7 +181,9 @@ def integer(value: Any, label: str) -> int:
 
 
 def seed(value: Any, label: str) -> int:
-    """An integer of 64 bits."""
+    """An integer of 64 bits, which rounding at random needs."""
+    if value is None:
+        raise ValueError(f"rounding is 'stochastic', which needs a {label}; pass the step's number")
     return _below(integer(value, label), label, 64)
 
 

@@ -71,9 +71,10 @@ class TracedNorm(Generic[P]):
         """The same of a record, with further numbers."""
         arrays = {name: getattr(call, name) for name in self.inputs}
         for name, array in arrays.items():
-            if isinstance(array, (list, tuple)):
+            if not (array is None or hasattr(array, "shape")):
+                instead = f"; pass jnp.asarray({name})" if isinstance(array, (list, tuple)) else ""
                 kind = type(array).__name__
-                raise TypeError(f"{name} is a {kind}; expected an array; pass jnp.asarray({name})")
+                raise TypeError(f"{name} is a {kind}; expected an array{instead}")
         numbers = (*numbers_of(call), *more.items())
         if all(array is None or is_known(array.shape) for array in arrays.values()):
             return _trace(self, numbers, tuple(arrays.values()))

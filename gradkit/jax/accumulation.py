@@ -16,7 +16,14 @@ from gradkit._open.foreign import answers
 from gradkit.jax._callbacks import call
 from gradkit.jax._compiled import named_call
 from gradkit.jax._numbers import number, read
-from gradkit.jax._pytrees import by_path, flag, results_like, without_elements, words
+from gradkit.jax._pytrees import (
+    by_path,
+    flag,
+    results_like,
+    shapes_alike,
+    without_elements,
+    words,
+)
 
 __all__ = ["accumulate_grads"]
 
@@ -151,12 +158,8 @@ def _accumulate(
     ``numbers``: the scale, whether to overwrite and to update, and a seed, if there is one.
     """
     *_, seed = numbers
-    # A trial on arrays without elements finds errors.
     into, beside, addends = map(by_path, (buffers, remainders, grads))
-    empty = map(without_elements, (into, addends))
-    rest = None if remainders is None else without_elements(beside)
-    rounding: Any = "nearest" if seed is None else "stochastic"
-    gradkit.accumulate_grads(*empty, compensation=rest, casting=casting, rounding=rounding)
+    _check(into, None if remainders is None else beside, addends, casting, seed)
     if not into:
         return buffers, remainders
     # All in the buffers' order: pytrees of another type may have the same paths in another one.
@@ -190,3 +193,18 @@ def _accumulate(
     rests = dict(zip(paths, outs[count:], strict=False))
     tree, rest_tree = map(jax.tree.structure, (buffers, remainders))
     return tree.unflatten(outs[:count]), rest_tree.unflatten([rests[path] for path in beside])
+
+
+def _check(
+    buffers: dict[str, Any],
+    remainders: dict[str, Any] | None,
+    grads: dict[str, Any],
+    casting: Any,
+    seed: Any,
+) -> None:
+    """Find out what is wrong with a call, on arrays without elements."""
+    into, addends = map(without_elements, (buffers, grads))
+    rest = None if remainders is None else without_elements(remainders)
+    shapes_alike("buffers", buffers, grads=grads, compensation=remainders or {})
+    rounding: Any = "nearest" if seed is None else "stochastic"
+    gradkit.accumulate_grads(into, addends, compensation=rest, casting=casting, rounding=rounding)

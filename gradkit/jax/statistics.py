@@ -66,7 +66,10 @@ def grad_stats(grads: Any, *, axis_name: Any = None, replicas: Any = 1) -> "Grad
     """
     leaves = jax.tree_util.tree_leaves_with_path(grads)
     for path, leaf in leaves:
-        checks.floating(leaf, f"grads{jax.tree_util.keystr(path)}")
+        label = f"grads{jax.tree_util.keystr(path)}"
+        if not hasattr(leaf, "dtype"):
+            raise TypeError(f"{label} is a {type(leaf).__name__}; expected an array")
+        checks.floating(leaf, label)
     keys = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
     copies = copies_of(replicas, axis_name, grads)
     table = _table([leaf for _, leaf in leaves], axis_name, copies)

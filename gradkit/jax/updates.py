@@ -16,7 +16,14 @@ from gradkit._calls.lists import AdamwUpdate, SgdUpdate
 from gradkit._open.foreign import answers
 from gradkit.jax._callbacks import call
 from gradkit.jax._numbers import number, read
-from gradkit.jax._pytrees import by_path, flag, results_like, without_elements, words
+from gradkit.jax._pytrees import (
+    by_path,
+    flag,
+    results_like,
+    shapes_alike,
+    without_elements,
+    words,
+)
 
 __all__ = ["adamw_update", "sgd_update"]
 
@@ -235,6 +242,8 @@ def _check(
 ) -> None:
     """Find out what is wrong with a call, on arrays without elements."""
     params, gradients, *states = map(without_elements, (written[0], grads, *written[1:]))
+    kept = ("moments", "variances") if name == "adamw_update" else ("momenta",)
+    shapes_alike("params", written[0], grads=grads, **dict(zip(kept, written[1:], strict=True)))
     rounding: Any = {"rounding": "nearest" if seed is None else "stochastic", "seed": 0}
     if name == "adamw_update":
         gradkit.adamw_update(params, gradients, states[0], states[1], 1, lr=0, **rounding)

@@ -138,12 +138,10 @@ OTHERWISE = (
     *("\\[", "read-only", "overlaps", "memory", "counterpart", "replica", "no group"),
     *("nonfinite", "byte order", "a NumPy scalar", "not ndarray", "a bool array, not"),
     *(
-        "is a float; exp",
-        "is a str; exp",
         "is a NoneType; exp",
         "first step",
         "or an int",
-        "a seed",
+        "and below 2",
     ),
 )
 REFUSED = [

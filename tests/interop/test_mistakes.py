@@ -357,6 +357,20 @@ JAX = {
     "integers as a scale": (lambda j, a: j.rms_norm(a.x, a.ints[0]), cast("scale")),
     "integers as gradients": (lambda j, a: j.grad_norm([a.ints]), cast("grads[0]")),
     "a list": (lambda j, _: j.layer_norm([[1.0, 2.0]]), "x is a list; expected an array; pass jnp"),
+    "a number": (lambda j, a: j.batch_norm(a.image, 1.0), "scale is a float; expected an array"),
+    "a number's statistics": (lambda j, _: j.grad_stats({"w": 1.0}), "grads['w'] is a float; exp"),
+    "another shape": (
+        lambda j, a: j.accumulate_grads({"w": a.x}, {"w": a.c}),
+        "grads['w'] has shape (6,); expected (4, 6), the shape of buffers['w']",
+    ),
+    "another state": (
+        lambda j, a: j.sgd_update(a.x, a.x, a.c, lr=0.1, momentum=0.9),
+        "momenta has shape (6,); expected (4, 6), the shape of params",
+    ),
+    "no seed": (
+        lambda j, a: j.sgd_update([a.x], [a.x], lr=0.1, rounding="stochastic"),
+        "rounding is 'stochastic', which needs a seed; pass the step's number",
+    ),
     "a shape by position": (
         lambda j, a: j.layer_norm(a.x, (6,), a.c),
         "takes no shape by position",
