@@ -18,7 +18,6 @@ struct Moments {
 
     // The moments of these elements and others (Chan, Golub and LeVeque).
     __device__ __forceinline__ Moments& operator+=(const Moments& others) {
-        if (others.count == 0) return *this;
         if (count == 0) return *this = others;
         const double before = count;
         count += others.count;
