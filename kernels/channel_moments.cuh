@@ -53,7 +53,7 @@ __device__ __forceinline__ void read_in_double(
         for (Walk walk(shape); walk.inside(shape); walk.next()) {
             const DATA_T* const pack = x + walk.index(shape, channel);
 #pragma unroll 1
-            for (int i = k; i < VEC; i += OWN) one += Moments{1, to_double(pack[i]), 0, 0};
+            for (int i = k; i < VEC; i += OWN) one += moments_of(to_double(pack[i]));
         }
 #pragma unroll
         for (int i = 0; i < OWN; ++i) own[i] = i == k ? one : own[i];

@@ -55,7 +55,7 @@ __device__ __forceinline__ Moments held_in_double(const DATA_T* held, int packs)
 #pragma unroll 1
     for (int pack = threadIdx.x; pack < packs; pack += blockDim.x)
 #pragma unroll 1
-        for (int k = 0; k < VEC; ++k) own += Moments{1, to_double(held[pack * VEC + k]), 0, 0};
+        for (int k = 0; k < VEC; ++k) own += moments_of(to_double(held[pack * VEC + k]));
     return own;
 }
 

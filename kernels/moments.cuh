@@ -11,8 +11,7 @@ __device__ __forceinline__ void move_mean(double by, double& mean, double& low) 
     low += moved.lo;
 }
 
-// Of some elements: their number, their mean as a sum of two,
-// and the sum of the squares of their distances from it.
+// Of some elements: their number, their mean as a sum of two, and the sum of the squares of their distances from it.
 struct Moments {
     double count, mean, low, squares;
 
@@ -27,7 +26,7 @@ struct Moments {
             move_mean(product_of(distance, share), mean, low);
         } else {  // of float64 elements it may overflow although they and their mean are finite
             mean = sum_of(product_of(1 - share, mean), product_of(share, others.mean));
-            low = 0;
+            low = product_of(0, mean);
         }
         return *this;
     }
@@ -35,6 +34,12 @@ struct Moments {
     // Biased; 0 of no elements.
     __device__ __forceinline__ double variance() const { return count == 0 || squares < 0 ? 0 : squares / count; }
 };
+
+// Of one element; NaN of an infinite one.
+__device__ __forceinline__ Moments moments_of(double x) {
+    const double lost = product_of(0, x);
+    return {1, x, lost, lost};
+}
 
 __device__ __forceinline__ Moments from_lane(const Moments& x, int mask) {
     return {

@@ -103,9 +103,18 @@ def of_norms(make, operation, dtypes):
             if types[2] == types[1]:
                 given = {k: v for k, v in given.items() if k not in ("scale_offset", "wanted")}
                 given |= dict.fromkeys(operation.optional)
-                yield given
+                yield from moving(make, operation, given, dtypes, shape[1])
                 if types[1] not in (accumulation_name(types[0]), "float64"):
-                    yield given | {"out": statistics(make, operation, types[1], shape[1])}
+                    given |= {"out": statistics(make, operation, types[1], shape[1])}
+                    yield from moving(make, operation, given, dtypes, shape[1])
+
+
+def moving(make, operation, given, dtypes, channels):
+    """The same call, and with running statistics of each dtype."""
+    yield given
+    if "running_mean" in operation.parameters:
+        for dtype in {*dtypes, *map(accumulation_name, dtypes)}:
+            yield given | {name: make(channels, dtype) for name in ("running_mean", "running_var")}
 
 
 def statistics(make, operation, dtype, channels):
