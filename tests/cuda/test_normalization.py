@@ -766,6 +766,26 @@ def test_distances_that_overflow(types):
             np.testing.assert_allclose(mean, 0, atol=float(largest) * 2.0**-50)
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_thread_that_reads_many_packs_far_from_zero(last):
+    """It sums distances from the mean of what it read before."""
+    device = Emulated(multiprocessors=1, resident_threads=256)
+    p = _batch((2, 3, 6000), 1, last, BATCH_TYPES[0])
+    p.x += np.float32(1e4)
+    p.__post_init__()
+    p.check_forward(device, *device.batch_norm(p))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_squares_that_are_all_rounded_alike(last):
+    """A float that adds up thousands of them is off by as many roundings."""
+    device = Emulated(multiprocessors=1, resident_threads=256)
+    p = _batch((2, 3, 60_000), 1, last, BATCH_TYPES[0])
+    p.x[:] = np.where(p.x < 0, -1, 1) * np.float32(3**-0.5)
+    p.__post_init__()
+    p.check_forward(device, *device.batch_norm(p))
+
+
 def test_more_partial_rows_than_threads_that_add_up_a_column():
     """128 blocks leave a row each, and 32 threads share a column."""
     device = Emulated(multiprocessors=4, resident_threads=8192)
