@@ -5,9 +5,6 @@
 #include "channels.cuh"
 #include "moments.cuh"
 
-// Packs, a multiple of AT_ONCE, that are summed in the accumulation dtype before they go to double.
-#define STRETCH 16
-
 typedef Reading<DATA_T, VEC, OWN> Share;
 
 // Begins with what is read first: a pack of a channel, or an element of each of some packs.
@@ -28,7 +25,7 @@ __device__ __forceinline__ void begin(const Packs& packs, int count, Share& shar
 __device__ __forceinline__ void read_share(const DATA_T* x, const Shape& shape, i64 channel, Share& share) {
     for (Walk walk(shape); walk.inside(shape);) {
         int taken = 0;
-        const int most = share.count == 0 ? AT_ONCE : STRETCH;  // about the first centre few: it may be far off
+        const int most = share.count == 0 ? AT_ONCE : STRETCH;
         for (int i = 0; i < most && walk.inside(shape); i += AT_ONCE) {
             const Places places(walk, shape, channel);
             const Packs packs = fetch_packs(x, places);

@@ -45,9 +45,6 @@ __device__ __forceinline__ Place place_of(const Shape& of, i64 column) {
     return {0, column, of};
 }
 
-// The index of the first element of a column's channel.
-__device__ __forceinline__ i64 origin_of(const Shape& of, i64 column) { return column * of.after; }
-
 // Visits a thread's share of the packs of its channels. It divides once, not at each step.
 struct Walk {
     i64 run, pack;  // the current run of adjacent elements, and the pack in it

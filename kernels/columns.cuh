@@ -18,7 +18,7 @@ template <typename T> __device__ __forceinline__ T share_total(T value, T* tile)
     return *own;
 }
 
-// Rows that a thread loads before it adds the first: as many registers of what it adds up.
+// Rows that a thread loads before it adds the first; of what takes many registers, fewer.
 template <typename T> constexpr int rows_at_once() { return sizeof(T) > 16 ? 2 : 4; }
 
 // The sum of `column` over `count` rows of `width` numbers, on the terms of `share_total`. Beyond

@@ -44,9 +44,6 @@ struct Packs {
     }
 };
 
-// Packs that are summed in the accumulation dtype before they go to double.
-#define STRETCH 16
-
 typedef Reading<DATA_T, VEC, 1> Share;
 
 // The moments of a thread's packs in double, one element at a time. Rare, so in little code.
@@ -62,7 +59,7 @@ __device__ __forceinline__ Moments held_in_double(const DATA_T* held, int packs)
 // Holds a thread's packs of x, and returns their moments.
 __device__ __forceinline__ Moments hold_share(const DATA_T* x, DATA_T* held, int packs) {
     Share share = {};
-    int taken = 0;  // since a stretch began; the first is short, since its centre may be far off
+    int taken = 0;  // since a stretch began
     each_stretch(packs, [&](int first) {
         const Packs read(x, first, packs);
         if (first == threadIdx.x) share.begin(read.at[0]);

@@ -30,12 +30,6 @@ __device__ __forceinline__ Place place_of(const Extent& of, i64 column) {
     return at;
 }
 
-// The index of the first element of a column's group.
-__device__ __forceinline__ i64 origin_of(const Extent& of, i64 column) {
-    const i64 first = column / of.width * of.width, sample = first / of.channels;
-    return LAST ? sample * (of.space - 1) * of.channels + first : first * of.space;
-}
-
 // The number of its group for each of a thread's columns; `absent` beyond the last, or if `from` is
 // null.
 template <typename T, typename V>

@@ -67,6 +67,9 @@ template <typename W> __device__ __forceinline__ u32 difference_of_bits(W a, W b
     return 0;
 }
 
+// The packs of a stretch, a multiple of AT_ONCE. The first has AT_ONCE, since its centre may be far off.
+#define STRETCH 16
+
 // Packs of P elements, each of whose elements k is one of channel k % N, are summed in the accumulation dtype, a
 // stretch at a time: about a centre, which is the mean of all before, rounded, or of the first few. Then what
 // squares lose is little beside their sum. Each stretch joins in double, of which many GPUs have little.

@@ -76,6 +76,7 @@ def without_elements(arrays: dict[str, Any]) -> dict[str, Array]:
 def shapes_alike(of: str, arrays: dict[str, Any], **others: dict[str, Any]) -> None:
     """Raise if the arrays at one path differ in shape, which those without elements do not tell."""
     for label, beside in others.items():
-        for path in beside.keys() & arrays.keys():
-            name, meaning = (f"{each}[{path!r}]" if path else each for each in (label, of))
-            checks.shape(beside[path], arrays[path].shape, name, f"the shape of {meaning}")
+        for path, array in beside.items():
+            if path in arrays:
+                name, meaning = (f"{each}[{path!r}]" if path else each for each in (label, of))
+                checks.shape(array, arrays[path].shape, name, f"the shape of {meaning}")

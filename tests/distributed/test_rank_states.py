@@ -22,6 +22,16 @@ def numbers_of(scale, max_norm):
     return state[2]
 
 
+def joined(backend, states, scale, max_norm, noted, *, fresh):
+    """The norm, the flag, the faults and the factors after the states of all ranks."""
+    given = states, np.array(8.0), np.array(0.25), noted, np.zeros(3)
+    rows, norm, flag, faults, factors = map(backend.asarray, given)
+    numbers = {"digest": 7.0, "norm_type": 2.0, "scale": scale, "max_norm": max_norm}
+    outs = {"norm": norm, "found_inf": flag, "faults": faults, "factors": factors}
+    backend_of(rows).join_ranks(JoinRanks(states=rows, fresh=fresh, **numbers, **outs))
+    return map(backend.asnumpy, (norm, flag, faults, factors))
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize(
     ("faults", "expected"),
@@ -39,24 +49,8 @@ def test_states_are_joined_alike_on_every_backend(backend, faults, expected, fre
     for k, (status, digest, *scale) in enumerate(faults):
         numbers = numbers_of(*scale or [-0.5], 2.0)
         states[k] = status, digest, numbers, 2.0 * k * k, 0, 3
-    noted = np.array([0, 0, 5.0])
-    arrays = map(backend.asarray, (states, np.array(8.0), np.array(0.25), noted, np.zeros(3)))
-    rows, out, found, note, factors = arrays
-    backend_of(rows).join_ranks(
-        JoinRanks(
-            states=rows,
-            digest=7.0,
-            norm_type=2.0,
-            norm=out,
-            found_inf=found,
-            scale=-0.5,
-            max_norm=backend.asarray(np.array(2.0)),
-            fresh=fresh,
-            faults=note,
-            factors=factors,
-        )
-    )
-    norm, flag, note, factors = map(backend.asnumpy, (out, found, note, factors))
+    limit, noted = backend.asarray(np.array(2.0)), np.array([0, 0, 5.0])
+    norm, flag, note, factors = joined(backend, states, -0.5, limit, noted, fresh=fresh)
     np.testing.assert_array_equal(note, [*expected[:2], 5])
     if any(expected):
         assert (math.isnan(norm) if fresh else norm == 8, flag) == (True, 0.25)
@@ -172,19 +166,5 @@ def test_what_one_rank_has_found_all_are_told(backend, place):
     states = np.array([[0, 7, numbers_of(1.0, 2.0), 4.0, 0, 1]] * 3)
     if place is not None:
         states[place, 3] = INF
-    rows, out, found = map(backend.asarray, (states, np.array(8.0), np.array(0.25)))
-    backend_of(rows).join_ranks(
-        JoinRanks(
-            states=rows,
-            digest=7.0,
-            norm_type=2.0,
-            norm=out,
-            found_inf=found,
-            scale=1.0,
-            max_norm=2.0,
-            fresh=True,
-            faults=backend.asarray(np.zeros(3)),
-            factors=backend.asarray(np.zeros(3)),
-        )
-    )
-    assert backend.asnumpy(found) == (place is not None)
+    _, found, *_ = joined(backend, states, 1.0, 2.0, np.zeros(3), fresh=True)
+    assert found == (place is not None)

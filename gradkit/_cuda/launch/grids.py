@@ -8,7 +8,7 @@ from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Launch, LoadedKernel, Macros, kernel
 
 _WARP = 32
-_ROWS_AT_ONCE = 4  # that a thread loads: kernels/columns.cuh
+_ROWS_AT_ONCE = 4  # that a thread loads at most: kernels/columns.cuh
 _WAVES, _FULL = 8, 0.9  # waves of blocks, at most; the part of their places that is enough
 
 

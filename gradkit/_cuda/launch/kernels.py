@@ -63,12 +63,10 @@ class LoadedKernel:
         multiprocessors may be left over, and one that waits for another doubles the time. Where
         the driver does not tell how many, an eighth is left out.
         """
-        resident = self.resident(threads) * self.device.multiprocessors
-        if isinstance(self.function, PackedKernel) and (
-            told := self.function.clusters(size, threads)
-        ):
-            return told
-        return resident * 7 // (8 * size)
+        blocks = self.resident(threads) * self.device.multiprocessors  # and binds a context
+        function = self.function
+        told = function.clusters(size, threads) if isinstance(function, PackedKernel) else None
+        return told or blocks * 7 // (8 * size)
 
     def refused(self, block: str, shared_mem: int, error: Exception) -> KernelError:
         """Return the error of a failed launch."""
