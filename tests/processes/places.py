@@ -88,7 +88,7 @@ class Torch(Place):
         self.names["dist"].all_reduce(self.names["torch"].from_numpy(array))
 
     def close(self):
-        self.names["dist"].destroy_process_group()
+        os._exit(0)  # gloo's threads now and then abort a process whose Python takes itself down
 
 
 class Jax(Place):

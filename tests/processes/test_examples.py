@@ -13,6 +13,18 @@ MPIEXEC = Path(sys.executable).parent / "mpiexec"
 LIMIT_S = 240  # a machine with other load is slow; none of these takes a minute by itself
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES)}
 ENVIRONMENT |= {"GLOO_SOCKET_IFNAME": "lo"}
+# gloo's threads now and then abort a process whose Python takes itself down (pytorch#190489).
+LEAVING = """
+import os, runpy, sys
+del sys.argv[0]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    status = 0
+except SystemExit as ended:
+    status = int(ended.code or 0)
+sys.stdout.flush()
+os._exit(status)
+"""
 
 
 def run(program, size, *options):
@@ -28,8 +40,9 @@ def ended(command, **options):
 
 def printed(program, *options, size=2):
     """Text that a program prints, on ranks of PyTorch if there are several."""
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(size)] if size > 1 else []
-    done = ended([sys.executable, *torchrun, program, *options])
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(size), "--no-python"]
+    ranks = [*torchrun, sys.executable, "-c", LEAVING] if size > 1 else []
+    done = ended([sys.executable, *ranks, program, *options])
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -107,7 +120,6 @@ model["embedding"](torch.full((1, 4), 3.0)).sum().backward()
 (grad,) = grads.values()
 torch.testing.assert_close(grad, torch.full_like(grad, 8**-0.5))
 barrier()
-os._exit(0)  # gloo's threads now and then abort a process that takes the group down
 """
     program.write_text(before + BLOCKS[1] + BLOCKS[2] + after)
     printed(program)
