@@ -5,9 +5,11 @@ from their names: their roles are the same in all functions. ``Operation.argumen
 arguments that are right; tests say which arrays, dtypes and shapes.
 """
 
+import gc
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
@@ -16,6 +18,8 @@ import numpy as np
 
 import gradkit
 from gradkit._calls.record import Call
+from gradkit._open.arguments import Arguments
+from gradkit._open.results import Results
 from tests import strategies as draw_
 from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make
 from tests.tolerances import DTYPES
@@ -181,6 +185,19 @@ class Operation:
         """Call it; all that it gave and wrote."""
         written = [arguments[self.writes]] if self.writes else []
         return self.function(**arguments), *written
+
+
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Fail if what knows a call's arrays outlives it: in a circle, it waits for the collector."""
+    gc.collect(0)
+    gc.disable()
+    try:
+        yield
+        kinds = (Call, Arguments, Results)
+        assert not [each for each in gc.get_objects(0) if issubclass(type(each), kinds)]
+    finally:
+        gc.enable()
 
 
 def drawn(label: str, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:

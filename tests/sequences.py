@@ -24,7 +24,7 @@ import gradkit
 from gradkit._open import dispatch
 from tests.backends import Backend
 from tests.layouts import LAYOUTS
-from tests.operations import DATA, LISTS, OPERATIONS, drawn, leaves, of
+from tests.operations import DATA, LISTS, OPERATIONS, drawn, leaves, leaving_nothing, of
 from tests.tolerances import DTYPES
 
 ERRORS = (TypeError, ValueError, gradkit.GradkitError)
@@ -146,16 +146,17 @@ class Call:
         given = self._arguments(put)
         threads = gradkit.get_num_threads()
         gradkit.set_num_threads(self["threads"] or threads)
-        try:
-            with gradkit.use_cpu_backend(self["computing"] or host):
-                found = [*leaves(self.operation.function(**given))]
-        except ERRORS as error:
-            shown, own = f"{type(error)}: {error}", []
-        else:
-            found = [getattr(each, "table", each) for each in found]
-            shown, own = [_shown(backend, each) for each in found], {*map(id, used.values())}
-        finally:
-            gradkit.set_num_threads(threads)
+        with leaving_nothing():
+            try:
+                with gradkit.use_cpu_backend(self["computing"] or host):
+                    found = [*leaves(self.operation.function(**given))]
+            except ERRORS as error:
+                shown, own = f"{type(error)}: {error}", []
+            else:
+                found = [getattr(each, "table", each) for each in found]
+                shown, own = [_shown(backend, each) for each in found], {*map(id, used.values())}
+            finally:
+                gradkit.set_num_threads(threads)
         memory = tuple(map(backend.memory, used.values()))
         return Outcome(shown, memory, tuple(id(each) in own for each in found) if own else ())
 

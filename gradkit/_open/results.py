@@ -28,14 +28,16 @@ class Results:
     one each.
     """
 
-    __slots__ = ("_arrays", "_callers", "_label", "_owner", "fresh", "views")
+    __slots__ = ("_arrays", "_backend", "_callers", "_label", "_library", "_like", "fresh", "views")
     views: list[Any]
     fresh: bool  # whether all memory is new, of which nobody knows yet
 
     def __init__(
         self, owner: Arguments, out: Any, count: int, label: str | tuple[str, ...] = "out"
     ):
-        self._owner, self._label = owner, label
+        # Not the owner, which has its results: a circle's memory waits for Python's collector.
+        self._library, self._like, self._backend = owner.framework, owner.like, owner.backend
+        self._label = label
         if out is None:
             self._callers: tuple[Any, ...] = (None,) * count
             self.views, self.fresh = [None] * count, True
@@ -63,13 +65,12 @@ class Results:
                 check_result(Described.of(name, view), spec)
         own = () if self._label == "out" else self._labels()  # of arguments that are no results
         instead = dict.fromkeys(own, "pass a new one")
-        refuse(self._owner.backend, self.named(), inputs, instead=instead)
+        refuse(self._backend, self.named(), inputs, instead=instead)
 
     def make(self, specs: Sequence[Spec | None]) -> None:
         """Make the results that the caller has no array for."""
-        owner = self._owner
-        if owner.framework.returns_views and self.fresh:
-            self.views = self._arrays = owner.backend.outputs(specs)
+        if self._library.returns_views and self.fresh:
+            self.views = self._arrays = self._backend.outputs(specs)
             return
         self._arrays = list(self._callers)
         for position, spec in enumerate(specs):
@@ -78,22 +79,21 @@ class Results:
 
     def results(self) -> list[Any]:
         """The results as the caller's own objects, or as new arrays of the caller's type."""
-        framework, like = self._owner.framework, self._owner.like
-        if framework.returns_views:
+        library, like = self._library, self._like
+        if library.returns_views:
             return self._arrays
         if not self.fresh:
-            framework.wrote([array for array in self._callers if array is not None])
+            library.wrote([array for array in self._callers if array is not None])
         return [
-            framework.wrap(view, like) if array is None and view is not None else array
+            library.wrap(view, like) if array is None and view is not None else array
             for array, view in zip(self._arrays, self.views, strict=True)
         ]
 
     def _new(self, position: int, spec: Spec) -> Array:
         """A new result; the caller's array of that memory too, if the library made it."""
-        owner = self._owner
-        pair = owner.framework.empty(spec, owner.like)
-        view, array = pair or (owner.backend.outputs([spec])[0], None)
-        self._arrays[position] = view if owner.framework.returns_views else array
+        pair = self._library.empty(spec, self._like)
+        view, array = pair or (self._backend.outputs([spec])[0], None)
+        self._arrays[position] = view if self._library.returns_views else array
         return view
 
     def _labels(self) -> Sequence[str]:
