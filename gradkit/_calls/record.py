@@ -84,13 +84,14 @@ class Plan:
     plain numbers of the last call that no plan depends on, and behind them those that a check has
     changed, by name. A backend keeps in ``launcher`` what it would otherwise decide again in each
     call, and a library that makes results in ``making`` how. ``library``: that of the arrays, if it
-    is not NumPy; ``on_host`` whether those are on the host. ``by_name``: calls like it are not
+    is not NumPy; ``on_host`` whether those are on the host; ``replay`` what computes its calls in
+    the backend's place, if that can be sooner. ``by_name``: calls like it are not
     planned, but opened argument by argument.
     """
 
     __slots__ = (
         *("backend", "by_name", "changed", "gapless", "launcher", "library", "making"),
-        *("missing", "on_host", "options", "passed", "results", "widened"),
+        *("missing", "on_host", "options", "passed", "replay", "results", "widened"),
     )
     backend: Any
     changed: tuple[tuple[str, Any], ...]
@@ -101,6 +102,7 @@ class Plan:
     missing: Sequence[Spec | None] | None
     on_host: bool
     passed: tuple[Any, ...] | None
+    replay: Callable[["Call"], None] | None
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class Plan:
     ):
         self.results, self.options, self.widened = results, options, widened
         self.gapless = self.by_name = self.on_host = False
-        self.launcher = self.library = self.making = self.passed = None
+        self.launcher = self.library = self.making = self.passed = self.replay = None
 
 
 class Layout(Protocol):

@@ -16,7 +16,8 @@ from gradkit._cuda.cudnn.batch_normalization import Ready
 from gradkit._cuda.cudnn.engines import may_be_cudnns
 from gradkit._cuda.gated_norm import GatedNorms
 from gradkit._cuda.launch.buffers import address_of, as_readable, on_device, upload
-from gradkit._cuda.launch.device import CupyDevice, keep_if_captured
+from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, note_others
+from gradkit._cuda.launch.replay import Replay
 from gradkit._cuda.launch.warmup import compile_all
 from gradkit._cuda.lists import Lists
 from gradkit._cuda.row_launches import RowLaunches
@@ -44,18 +45,25 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
 
     def scalar(self, value: Any) -> Array:
         """A NumPy scalar as a 0-d array on the device, written by a kernel, without an upload."""
+        note_others()
         return keep_if_captured(self.device, self.device.xp.full((), value[()], value.dtype))
 
     def as_float64(self, value: Any) -> Array:
         """A number, host numbers or an array as a float64 array on the device."""
+        note_others()
         if type(value) is np.ndarray:
             return on_device(self.device, value)
         xp = self.device.xp
         readable = as_readable(value) if isinstance(value, xp.ndarray) else value
         return keep_if_captured(self.device, xp.asarray(readable, "float64"))
 
+    def replay(self) -> Replay:
+        """What computes the calls of a plan."""
+        return Replay(self, self.device)
+
     def take(self, array: Array, places: Array) -> Array:
         """A vector's elements at these places, gathered on the device."""
+        note_others()
         index = upload(self.device, places).view(places.dtype)
         return keep_if_captured(self.device, array[keep_if_captured(self.device, index)])
 

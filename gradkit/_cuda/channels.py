@@ -33,7 +33,7 @@ from gradkit._cuda.held_groups import (
     Outs,
 )
 from gradkit._cuda.launch.buffers import copy_back, fill, usable
-from gradkit._cuda.launch.device import Device, scratch
+from gradkit._cuda.launch.device import Device, note_others, scratch
 from gradkit._cuda.launch.kernels import Launch, kernel, types_of
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._dtypes import Types, accumulation_name, dtype_named, float_name
@@ -282,6 +282,7 @@ class ChannelNorms(OnDevice):
         self, by_cudnn: ByCudnn, natively: Callable[[Any], None], call: Any, *more: Any
     ) -> Engine:
         """Have cuDNN compute a call if it can; ``more``: what else decides that."""
+        note_others()
         x, launcher = call.x, call.plan.launcher
         if isinstance(launcher, Ready):
             if launcher.run(self.device, call):

@@ -83,7 +83,9 @@ class DryDevice:
         """New memory."""
         return np.empty(shape, dtype)
 
-    workspace = empty
+    def allocate(self, size: int) -> Array:
+        """New memory, of bytes."""
+        return np.empty(size, np.uint8)
 
     def compile(self, source: str, options: tuple[str, ...]) -> Any:  # noqa: ARG002
         """Stand in for the module and its kernels too."""

@@ -31,7 +31,7 @@ def norm_steps(device: Device, call: GradNorm) -> list[Step]:
     norm, found_inf = call.norm, call.found_inf
     plan = plan_of(device, call.grads)
     if not plan.chunks:
-        return [partial(array.fill, 0) for array in (norm, found_inf) if array is not None]
+        return [partial(fill, device, out, 0) for out in (norm, found_inf) if out is not None]
     if not call.per_tensor:
         return _one_norm(device, plan.table, call)
     launches, parts = _partials(device, plan.table, call.norm_type, True)

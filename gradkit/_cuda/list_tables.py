@@ -22,7 +22,7 @@ from gradkit import _host
 from gradkit._backend import Address, Array, Axes, Views
 from gradkit._calls.roles import Grads
 from gradkit._cuda.launch.buffers import upload
-from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.device import Device, note_others, noted
 from gradkit._cuda.launch.kernels import Launch, kernel, source_of
 from gradkit._cuda.launch.strides import Pair, pair_of, units_of
 from gradkit._dtypes import FLOATS, float_name
@@ -107,6 +107,7 @@ class Table:
 
     def at(self, source: Address, target: Address) -> np.ndarray[Any, Any]:
         """The argument for another pair like the only one, aligned as it is."""
+        note_others()
         fields = self.fields.copy()
         fields["at"]["source"], fields["at"]["target"] = source, target
         return fields.view(f"V{fields.nbytes}")
@@ -278,6 +279,8 @@ def plan_of(
     The gradients of one call keep theirs for its next step.
     """
     write, alone = targets is not None, targets is None or targets is sources
+    if (notes := noted()) is not None:
+        notes.lists += [sources] if alone else [sources, targets]
     keeping = alone and axes is None and isinstance(sources, (Views, _host.Table))
     if keeping and sources.plan is not None:  # type: ignore[attr-defined]
         device.pointers(sources, write=write)  # an emulator checks what is written
@@ -298,6 +301,8 @@ def plan_of(
         plan = _make(device, starts, pairs, axes)
         if not device.capturing():
             _plans.keep(key, plan)
+    if plan.uploaded:  # memory that is kept only as long as the plan
+        note_others()
     if keeping:
         sources.plan = plan  # type: ignore[attr-defined]
     return plan

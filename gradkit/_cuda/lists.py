@@ -9,7 +9,7 @@ import numpy as np
 from gradkit._calls import lists as records
 from gradkit._calls.roles import Numbers
 from gradkit._cuda.launch.buffers import contiguous
-from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.device import Device, note_others
 from gradkit._cuda.launch.kernels import FLAGS, either, either_flag, kernel
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.list_exact_sums import sums_of_each
@@ -149,6 +149,8 @@ class Lists(OnDevice):
 
 def _write(launches: Sequence[Step]) -> None:
     """Launch steps that all write: an interrupt waits until the last is queued."""
+    if len(launches) > 1:
+        note_others()
     with Uninterrupted() if len(launches) > 1 else nullcontext():
         launch(launches)
 

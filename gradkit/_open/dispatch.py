@@ -94,6 +94,8 @@ def _plan_beside(call: Call, library: Framework | None) -> Plan | None:
         return None
     plan = copy(call.plan)
     plan.library, plan.on_host = library, plan.backend is chosen.get()
+    if not plan.on_host:
+        plan.replay = plan.backend.replay()
     return plan
 
 
@@ -117,6 +119,8 @@ def _plan_of_lists(call: Call, outs: tuple[Array | None, ...]) -> Plan:
     if library is not HOST:
         plan.library, plan.on_host = library, table.device < 0
         plan.by_name |= plan.on_host and not _host.is_compiled()  # NumPy writes no tensor
+        if not (plan.on_host or plan.by_name):
+            plan.replay = plan.backend.replay()
     return plan
 
 
@@ -179,7 +183,10 @@ def _run_plain(
             setattr(call, name, array)
     for name in plan.widened:
         setattr(call, name, backend.as_float64(getattr(call, name)))
-    call.compute(backend)
+    if plan.replay is None:
+        call.compute(backend)
+    else:
+        plan.replay(call)
     if not results and call.lists:
         return getattr(call, call.lists[0].name).tree  # the caller's own object
     return results[0] if len(results) == 1 else tuple(results)
@@ -200,7 +207,10 @@ def _compute_lists(call: Call, library: Framework, _: Any) -> Any:
         views, results = library.outputs(plan.missing, table)
         for name, view in zip(call.result_names, views):  # noqa: B905
             setattr(call, name, view)
-    call.compute(plan.backend)
+    if plan.replay is None:
+        call.compute(plan.backend)
+    else:
+        plan.replay(call)
     for each in call.lists:
         if each.written and (written := getattr(call, each.name)) is not None:
             library.wrote(written.arrays)

@@ -152,9 +152,9 @@ class EmulatedDevice:
         """Return an array that nobody may read before it was written."""
         return self.xp.empty(shape, dtype)
 
-    def workspace(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """Return a new array, so that what kernels do there is checked."""
-        return self.empty(shape, dtype)
+    def allocate(self, size: int) -> Array:
+        """Return a new array of bytes, so that what kernels do there is checked."""
+        return self.empty(size, np.uint8)
 
     def compile(self, source: str, options: tuple[str, ...] = ()) -> EmulatedModule:
         """Return a module of ``source``, compiled with the options that CuPy would pass.

@@ -161,8 +161,9 @@ CALLS = {
 def test_known_calls_are_launched_on_addresses(torch, memory, launched, name, dtype):
     host = arguments(torch, dtype)
     given = [memory.like(each) for each in host]
-    found = [values(CALLS[name](*given)) for _ in range(3)]
-    assert launched.count(name) == 2
+    elsewhere = [memory.like(each) for each in host]
+    found = [values(CALLS[name](*each)) for each in (given, given, elsewhere, given)]
+    assert launched.count(name) == 3
     for again in found[1:]:
         assert all(map(torch.equal, again, found[0]))
     expected = CALLS[name](*(each.double().numpy() for each in host))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gradkit._backend import Address, Array
-from gradkit._cuda.launch.device import Device, keep_if_captured, scratch
+from gradkit._cuda.launch.device import Device, keep_if_captured, note_others, scratch
 from gradkit._cuda.launch.kernels import Launch, kernel
 
 Role = TypeVar("Role")
@@ -80,6 +80,7 @@ def contiguous(device: Device, array: Role, vector: int = 1) -> Role:
 
 def copied(device: Device, array: Array) -> Any:
     """A copy in C order without gaps."""
+    note_others()
     whole = (_bits(array) if _aligned(array) else _bytes(array)).copy(order="C")
     if whole.dtype != array.dtype:
         whole = whole.view(array.dtype).reshape(array.shape)
@@ -108,6 +109,7 @@ def copy_back(out: Array | None, written: Array | None) -> None:
     """Copy results from what ``writable_like`` gave to where they belong."""
     if written is None or out is None or written is out or type(written) is Address:
         return
+    note_others()
     if _aligned(out):
         _bits(out)[...] = _bits(written)
     else:
@@ -116,6 +118,7 @@ def copy_back(out: Array | None, written: Array | None) -> None:
 
 def fill(device: Device, out: Array, value: float) -> None:
     """Write one number to every element."""
+    note_others()
     target = out if _aligned(out) else scratch(device, out.shape, out.dtype)
     bits = _bits(target)
     bits.fill(np.asarray(value, target.dtype).view(bits.dtype)[()])
@@ -135,6 +138,7 @@ def upload(device: Device, host: np.ndarray[Any, Any]) -> Array:
     While a graph is captured they travel in parameters of launches, which a graph has copies of:
     each replay would read the array again, which nobody keeps. The kernel is loaded before that.
     """
+    note_others()
     carried = device.parameter_bytes // _WORD * _WORD - 2 * _WORD  # an address and a number follow
     loaded = kernel(device, "upload", "upload", BYTES=carried)
     if not device.capturing():
@@ -155,6 +159,7 @@ def assign(to: Array, source: Array) -> None:
 
     Numbers are rounded to the nearest, ties to the even one.
     """
+    note_others()
     if to.dtype == source.dtype:
         _bits(to)[...] = _bits(source)
     elif _is_bfloat16(to) and source.dtype == np.float32:

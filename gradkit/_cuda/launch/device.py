@@ -6,8 +6,8 @@ NumPy arrays.
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -69,8 +69,8 @@ class Device(Protocol):
     def empty(self, shape: int | Shape, dtype: Any) -> Array:
         """A new array whose contents are undefined."""
 
-    def workspace(self, shape: Shape, dtype: Any) -> Any:
-        """Memory of that size that only kernels use, as they take it: an array or a pointer."""
+    def allocate(self, size: int, /) -> Any:
+        """So many bytes that only kernels use, as they take them: an array or a pointer."""
 
     def compile(self, source: str, options: tuple[str, ...]) -> Module:
         """Compile CUDA C++ for this device."""
@@ -103,6 +103,49 @@ class Device(Protocol):
         """Queue a copy of a contiguous array from the device of that number."""
 
 
+class Notes:
+    """What a call does on a device.
+
+    ``launches`` with their arguments; ``rooms``: memory that they share, and its bytes; ``lists``
+    whose arrays launches know; ``others``: whether it does anything else.
+    """
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, Sequence[Any]]] = []
+        self.rooms: list[tuple[Any, int]] = []
+        self.lists: list[Any] = []
+        self.others = False
+
+
+class _Thread(threading.local):
+    notes: Notes | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def noting() -> Iterator[Notes]:
+    """Note what calls in this thread do on a device; within another, nothing is noted of it."""
+    before, notes = _thread.notes, Notes()
+    _thread.notes = notes
+    try:
+        yield notes
+    finally:
+        _thread.notes = before
+
+
+def noted() -> Notes | None:
+    """The notes that this thread keeps, if any."""
+    return _thread.notes
+
+
+def note_others() -> None:
+    """Note that a call does what is no launch."""
+    if _thread.notes is not None:
+        _thread.notes.others = True
+
+
 _recorded: list[Array] = []
 
 
@@ -118,12 +161,19 @@ def keep_if_captured(device: Device, array: Array) -> Array:
 
 def scratch(device: Device, shape: int | Shape, dtype: Any) -> Array:
     """A new array on the device, whose contents are undefined."""
-    return keep_if_captured(device, device.empty(shape, dtype))
+    array = keep_if_captured(device, device.empty(shape, dtype))
+    if _thread.notes is not None:
+        _thread.notes.rooms.append((array, array.nbytes))
+    return array
 
 
 def workspace(device: Device, shape: Shape, dtype: np.dtype[Any]) -> Any:
     """Memory that only kernels use, as an argument for them."""
-    return keep_if_captured(device, device.workspace(shape, dtype))
+    size = math.prod(shape) * dtype.itemsize
+    memory = keep_if_captured(device, device.allocate(size))
+    if _thread.notes is not None:
+        _thread.notes.rooms.append((memory, size))
+    return memory
 
 
 class CupyDevice:
@@ -147,6 +197,8 @@ class CupyDevice:
         self.parameter_bytes = 32764 if much else 4096
         # `cupy.empty` calls this, and a third of its time goes into other options.
         self.empty: Callable[[int | Shape, Any], Array] = cupy.ndarray
+        # A pointer, which CuPy makes in a fifth of the time that an array takes.
+        self.allocate: Callable[[int], Any] = cupy.cuda.alloc
         self.launch_errors: tuple[type[Exception], ...] = (
             cupy.cuda.driver.CUDADriverError,
             cupy.cuda.runtime.CUDARuntimeError,
@@ -162,10 +214,6 @@ class CupyDevice:
         """Ask the driver, because any code may have begun a capture."""
         stream = self.xp.cuda.get_current_stream()
         return bool(stream.ptr and stream.is_capturing())  # the legacy stream cannot be captured
-
-    def workspace(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
-        """A pointer, which CuPy makes in a fifth of the time that an array takes."""
-        return self.xp.cuda.alloc(math.prod(shape) * dtype.itemsize)
 
     def compile(self, source: str, options: tuple[str, ...]) -> Module:
         """Compile with NVRTC, through CuPy's cache on disk.

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradkit._backend import Array, Shape
 from gradkit._calls.roles import Data, Number, Parameter, Statistic
-from gradkit._cuda.launch.device import Device, Kernel
+from gradkit._cuda.launch.device import Device, Kernel, noted
 from gradkit._cuda.launch.packing import PackedKernel
 from gradkit._dtypes import FLOATS, Types, float_name
 from gradkit.errors import KernelError
@@ -93,7 +93,7 @@ class Launch:
     threads waits for that, by ``kernels/dependent.cuh``, before it does anything else.
     """
 
-    __slots__ = ("_start", "block", "grid", "kernel", "shared_mem")
+    __slots__ = ("block", "grid", "kernel", "shared_mem", "start")
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Launch:
         self.kernel, self.grid, self.block, self.shared_mem = kernel, grid, block, shared_mem
         sizes = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
         function = kernel.function
-        self._start: Callable[[Sequence[Any]], None] = (
+        self.start: Callable[[Sequence[Any]], None] = (
             function.on(*sizes, shared_mem, dependent=dependent and kernel.device.clusters)
             if isinstance(function, PackedKernel)
             else partial(function, *sizes, shared_mem=shared_mem)
@@ -119,10 +119,16 @@ class Launch:
         try:
             if self.shared_mem > kernel.allowed:
                 kernel.allow(self.shared_mem)
-            self._start(arguments)
+            self.start(arguments)
         except kernel.device.launch_errors as error:
-            where = f"a grid of {self.grid} blocks of {self.block}"
-            raise kernel.refused(where, self.shared_mem, error) from error
+            raise self.refused(error) from error
+        if (notes := noted()) is not None:
+            notes.launches.append((self, arguments))
+
+    def refused(self, error: Exception) -> KernelError:
+        """Return the error of a launch that failed."""
+        where = f"a grid of {self.grid} blocks of {self.block}"
+        return self.kernel.refused(where, self.shared_mem, error)
 
     def of(self, kernel: LoadedKernel, shared_mem: int = 0) -> "Launch":
         """The launch of another kernel on the same grid."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from gradkit._backend import Array
 from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
-from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.device import Device, note_others
 from gradkit._cuda.launch.kernels import kernel
 
 _THREADS = 256
@@ -26,6 +26,7 @@ class OnDevice:
                 "this call would synchronise with the device, which is not allowed during graph "
                 "capture"
             )
+        note_others()
         values: np.ndarray[Any, Any] = self.device.xp.asnumpy(array)
         return values
 

@@ -1,0 +1,164 @@
+"""The launches of a plan's calls: noted in one call, and made again in calls like it.
+
+What a call decides on its way to the device follows from its plan, from plain numbers that no plan
+depends on, from whether arrays are aligned, and from where the arrays of lists lie. If all that is
+as it was, only addresses are new: those of its arrays, and of memory that its launches share.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import attrgetter, itemgetter, or_
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradkit import _host
+from gradkit._backend import Address
+from gradkit._calls.record import Call
+from gradkit._cuda.launch.buffers import VECTOR_BYTES
+from gradkit._cuda.launch.device import Device, Notes, noting
+from gradkit._cuda.launch.kernels import Launch
+
+_PLAIN = {bool, float, int, type(None)}
+_BY_VALUE = np.generic, np.ndarray  # arguments of launches
+
+
+class Replay:
+    """Computes the calls of a plan on a device.
+
+    If numbers or lists are others each time, calls are noted ever more rarely.
+    """
+
+    __slots__ = ("_backend", "_device", "_launched", "_others")
+
+    def __init__(self, backend: Any, device: Device):
+        self._backend, self._device, self._others = backend, device, 0
+        self._launched: _Launched | None = None
+
+    def __call__(self, call: Call) -> None:
+        """Have a call's results written."""
+        device, launched = self._device, self._launched
+        if device.capturing():
+            call.compute(self._backend)
+        elif launched is None or not launched.again(call, device):
+            self._others += 1
+            if self._others & self._others - 1:
+                call.compute(self._backend)
+                return
+            with noting() as notes:
+                call.compute(self._backend)
+            self._launched = _launched_by(call, notes) or launched
+
+
+class _Launched(NamedTuple):
+    """What a call launched, and all that this depends on beside the plan."""
+
+    numbers: Sequence[tuple[str, Any]]
+    lists: Sequence[tuple[str, Any]]  # by what stands for their addresses
+    addresses: Callable[[Call], Sequence[int]]
+    rooms: Sequence[int]  # bytes of memory that launches share
+    constants: Sequence[Any]
+    # Each with what picks its arguments from addresses, memory and constants, in this order.
+    launches: Sequence[tuple[Launch, Callable[[Sequence[Any]], Sequence[Any]]]]
+
+    def again(self, call: Call, device: Device) -> bool:
+        """Launch the same for a call, if that is right."""
+        for name, number in self.numbers:
+            given = getattr(call, name)
+            if given is not number and (
+                type(given) is not type(number)
+                or given != number
+                or not number  # zeros that are equal may differ in sign
+            ):
+                return False
+        for name, known in self.lists:
+            if getattr(call, name).known is not known:
+                return False
+        addresses = self.addresses(call)
+        if reduce(or_, addresses, 0) % VECTOR_BYTES:
+            return False
+        given = (*addresses, *map(device.allocate, self.rooms), *self.constants)
+        try:
+            for launch, pick in self.launches:
+                launch.start(pick(given))
+        except device.launch_errors as error:
+            raise launch.refused(error) from error
+        return True
+
+
+def _launched_by(call: Call, notes: Notes) -> _Launched | None:
+    """What a call launched; None if it did anything else, or has memory that is not known here."""
+    lists = {each.name: getattr(call, each.name) for each in call.lists}
+    tables = {name: each for name, each in lists.items() if isinstance(each, _host.Table)}
+    own = all(any(each is table for table in tables.values()) for each in notes.lists)
+    numbers = [(name, getattr(call, name)) for name in call.passing]
+    plain = all(type(number) in _PLAIN for _, number in numbers)
+    places = _places_in(call)
+    if notes.others or not (notes.launches and own and plain) or places is None:
+        return None
+    arguments = _Arguments([address for address, _ in places.values()], notes.rooms)
+    try:
+        launches = [(launch, arguments.picker(given)) for launch, given in notes.launches]
+    except LookupError:
+        return None
+    return _Launched(
+        numbers,
+        [(name, table.known) for name, table in tables.items()],
+        _reader([path for _, path in places.values()]),
+        [size for _, size in notes.rooms],
+        arguments.constants,
+        launches,
+    )
+
+
+def _places_in(call: Call) -> dict[str, tuple[int, str]] | None:
+    """Each array's address, and how to read it of another call.
+
+    None if one is not aligned, or two that are not one array begin together: not so in each call.
+    """
+    places: dict[str, tuple[int, str]] = {}
+    at: dict[int, Any] = {}
+    for name in (*call.ordered_names, *call.result_names):
+        array = getattr(call, name)
+        if array is None:
+            continue
+        is_address = type(array) is Address
+        address = array if is_address else array.data.ptr
+        if address % VECTOR_BYTES or (address and at.setdefault(address, array) is not array):
+            return None
+        places[name] = address, name if is_address else f"{name}.data.ptr"
+    return places
+
+
+def _reader(paths: Sequence[str]) -> Callable[[Call], Sequence[int]]:
+    """A function that reads attributes of a call."""
+    if not paths:
+        return lambda _: ()
+    return attrgetter(*paths, paths[0])  # of one alone it would not make a tuple
+
+
+class _Arguments:
+    """The place of each argument of launches among addresses, memory and constants."""
+
+    def __init__(self, addresses: Sequence[int], rooms: Sequence[tuple[Any, int]]):
+        count = len(addresses) + bool(addresses)  # the reader has one more
+        self.constants: list[Any] = []
+        self._first = count + len(rooms)  # of the constants
+        self._addresses = {address: k for k, address in enumerate(addresses) if address}
+        self._rooms = {id(memory): count + k for k, (memory, _) in enumerate(rooms)}
+
+    def picker(self, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """What picks these; a ``LookupError`` if it is not known where one comes from."""
+        places = [self._place(argument) for argument in arguments]
+        if len(places) == 1:
+            return itemgetter(slice(places[0], places[0] + 1))
+        return itemgetter(*places)
+
+    def _place(self, argument: Any) -> int:
+        if id(argument) in self._rooms:
+            return self._rooms[id(argument)]
+        address = argument if type(argument) is Address else 0
+        if not (address or hasattr(argument, "data")) or isinstance(argument, _BY_VALUE):
+            self.constants.append(argument)
+            return self._first + len(self.constants) - 1
+        return self._addresses[address or argument.data.ptr]
