@@ -49,8 +49,14 @@ Maker: TypeAlias = Callable[[np.ndarray[Any, Any]], Any]
 @contextmanager
 def idle() -> Iterator[Maker]:
     """Arrays of a device that neither compiles nor launches."""
-    backend = CudaBackend(IdleDevice(multiprocessors=132))
-    yield lambda host: on_device(backend.device.xp.asarray(host), backend, IdleArray)
+    device = IdleDevice(multiprocessors=132)
+    backend = CudaBackend(device)
+
+    def empty(shape: Any, dtype: Any) -> IdleArray:
+        return on_device(np.empty(shape, dtype), backend, IdleArray)
+
+    device.empty = empty
+    yield lambda host: on_device(device.xp.asarray(host), backend, IdleArray)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
         return keep_if_captured(self.device, xp.asarray(readable, "float64"))
 
     def replay(self) -> Replay:
-        """What computes the calls of a plan."""
+        """A new plan's: it computes its calls."""
         return Replay(self, self.device)
 
     def take(self, array: Array, places: Array) -> Array:

@@ -23,7 +23,7 @@ from gradkit._cuda.channel_launches import (
 from gradkit._cuda.cudnn import batch_normalization as by_cudnn
 from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.batch_normalization import Ready
-from gradkit._cuda.cudnn.engines import ByCudnn, run_by_cudnn
+from gradkit._cuda.cudnn.engines import ByCudnn, may_be_cudnns, run_by_cudnn
 from gradkit._cuda.held_groups import (
     HeldGradient,
     HeldNorm,
@@ -282,9 +282,9 @@ class ChannelNorms(OnDevice):
         self, by_cudnn: ByCudnn, natively: Callable[[Any], None], call: Any, *more: Any
     ) -> Engine:
         """Have cuDNN compute a call if it can; ``more``: what else decides that."""
-        note_others()
         x, launcher = call.x, call.plan.launcher
         if isinstance(launcher, Ready):
+            note_others()
             if launcher.run(self.device, call):
                 return "cudnn"
             if type(x) is Address:
@@ -292,6 +292,8 @@ class ChannelNorms(OnDevice):
         if type(x) is Address:  # of a call like one that was native
             natively(call)
             return "native"
+        if may_be_cudnns(call):
+            note_others()
         if run_by_cudnn(self.device, call, partial(by_cudnn, call=call), more):
             return "cudnn"
         if x.shape[call.channel_axis]:

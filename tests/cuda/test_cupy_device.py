@@ -77,6 +77,7 @@ def stand_in():
         driver=SimpleNamespace(CUDADriverError=KeyError),
         runtime=SimpleNamespace(CUDARuntimeError=OSError),
         nvrtc=SimpleNamespace(),
+        alloc=None,
     )
     return cupy
 

@@ -552,7 +552,7 @@ def test_plots_are_drawn(tmp_path):
     ("place", "most"),
     [
         ("numpy", [(12, 7), (13, 8), (13, 8), (9, 7)]),
-        ("idle", [(20, 11), (31, 11), (31, 11), (30, 10)]),
+        ("idle", [(11, 7), (11, 7), (11, 7), (10, 5)]),
     ],
 )
 def test_a_warm_call_runs_few_functions_of_few_files(place, most):

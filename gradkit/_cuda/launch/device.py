@@ -104,7 +104,7 @@ class Device(Protocol):
 
 
 class Notes:
-    """What a call does on a device.
+    """Notes of all that a call does on a device.
 
     ``launches`` with their arguments; ``rooms``: memory that they share, and its bytes; ``lists``
     whose arrays launches know; ``others``: whether it does anything else.

@@ -14,13 +14,13 @@ import numpy as np
 
 from gradkit import _host
 from gradkit._backend import Address
+from gradkit._calls import engines
 from gradkit._calls.record import Call
 from gradkit._cuda.launch.buffers import VECTOR_BYTES
 from gradkit._cuda.launch.device import Device, Notes, noting
 from gradkit._cuda.launch.kernels import Launch
 
 _PLAIN = {bool, float, int, type(None)}
-_BY_VALUE = np.generic, np.ndarray  # arguments of launches
 
 
 class Replay:
@@ -51,13 +51,14 @@ class Replay:
 
 
 class _Launched(NamedTuple):
-    """What a call launched, and all that this depends on beside the plan."""
+    """Launches of a call, and all that they depend on beside the plan."""
 
     numbers: Sequence[tuple[str, Any]]
     lists: Sequence[tuple[str, Any]]  # by what stands for their addresses
     addresses: Callable[[Call], Sequence[int]]
     rooms: Sequence[int]  # bytes of memory that launches share
     constants: Sequence[Any]
+    by_engine: bool  # whether a call says which engine it is for
     # Each with what picks its arguments from addresses, memory and constants, in this order.
     launches: Sequence[tuple[Launch, Callable[[Sequence[Any]], Sequence[Any]]]]
 
@@ -83,21 +84,23 @@ class _Launched(NamedTuple):
                 launch.start(pick(given))
         except device.launch_errors as error:
             raise launch.refused(error) from error
+        if self.by_engine:
+            engines.ran("native")
         return True
 
 
 def _launched_by(call: Call, notes: Notes) -> _Launched | None:
-    """What a call launched; None if it did anything else, or has memory that is not known here."""
+    """Launches of a call; None if it did anything else, or if arguments' sources are unknown."""
     lists = {each.name: getattr(call, each.name) for each in call.lists}
     tables = {name: each for name, each in lists.items() if isinstance(each, _host.Table)}
     own = all(any(each is table for table in tables.values()) for each in notes.lists)
     numbers = [(name, getattr(call, name)) for name in call.passing]
     plain = all(type(number) in _PLAIN for _, number in numbers)
-    places = _places_in(call)
-    if notes.others or not (notes.launches and own and plain) or places is None:
+    if notes.others or not (notes.launches and own and plain):
         return None
-    arguments = _Arguments([address for address, _ in places.values()], notes.rooms)
     try:
+        places = _places_in(call)
+        arguments = _Arguments([address for address, _ in places.values()], notes.rooms)
         launches = [(launch, arguments.picker(given)) for launch, given in notes.launches]
     except LookupError:
         return None
@@ -107,14 +110,16 @@ def _launched_by(call: Call, notes: Notes) -> _Launched | None:
         _reader([path for _, path in places.values()]),
         [size for _, size in notes.rooms],
         arguments.constants,
+        "engine" in call.numbers,
         launches,
     )
 
 
-def _places_in(call: Call) -> dict[str, tuple[int, str]] | None:
+def _places_in(call: Call) -> dict[str, tuple[int, str]]:
     """Each array's address, and how to read it of another call.
 
-    None if one is not aligned, or two that are not one array begin together: not so in each call.
+    A ``LookupError`` if that says nothing of another call: if an array is not aligned, or if two
+    begin together that are not one.
     """
     places: dict[str, tuple[int, str]] = {}
     at: dict[int, Any] = {}
@@ -123,11 +128,19 @@ def _places_in(call: Call) -> dict[str, tuple[int, str]] | None:
         if array is None:
             continue
         is_address = type(array) is Address
-        address = array if is_address else array.data.ptr
+        address = array if is_address else _address_of(array)
         if address % VECTOR_BYTES or (address and at.setdefault(address, array) is not array):
-            return None
+            raise LookupError
         places[name] = address, name if is_address else f"{name}.data.ptr"
     return places
+
+
+def _address_of(memory: Any) -> int:
+    """The address of an array or a pointer on a device; a ``LookupError`` of anything else."""
+    address: int | None = getattr(getattr(memory, "data", memory), "ptr", None)
+    if address is None:
+        raise LookupError
+    return address
 
 
 def _reader(paths: Sequence[str]) -> Callable[[Call], Sequence[int]]:
@@ -145,20 +158,24 @@ class _Arguments:
         self.constants: list[Any] = []
         self._first = count + len(rooms)  # of the constants
         self._addresses = {address: k for k, address in enumerate(addresses) if address}
-        self._rooms = {id(memory): count + k for k, (memory, _) in enumerate(rooms)}
+        for k, (memory, _) in enumerate(rooms, count):
+            self._addresses[_address_of(memory)] = k
 
     def picker(self, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """What picks these; a ``LookupError`` if it is not known where one comes from."""
+        """A function that picks these; a ``LookupError`` if it is not known where one comes from."""
         places = [self._place(argument) for argument in arguments]
         if len(places) == 1:
             return itemgetter(slice(places[0], places[0] + 1))
         return itemgetter(*places)
 
     def _place(self, argument: Any) -> int:
-        if id(argument) in self._rooms:
-            return self._rooms[id(argument)]
-        address = argument if type(argument) is Address else 0
-        if not (address or hasattr(argument, "data")) or isinstance(argument, _BY_VALUE):
-            self.constants.append(argument)
-            return self._first + len(self.constants) - 1
-        return self._addresses[address or argument.data.ptr]
+        if argument is None or isinstance(argument, np.generic) or type(argument) is np.ndarray:
+            address = 0
+        elif type(argument) is Address:
+            address = argument
+        else:
+            address = _address_of(argument)
+        if address:
+            return self._addresses[address]
+        self.constants.append(argument)
+        return self._first + len(self.constants) - 1
