@@ -2,7 +2,7 @@
 
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
 from copy import copy
 from functools import partial
 from operator import is_
@@ -113,7 +113,8 @@ def _is_named_tuple(tree: Any) -> bool:
 
 def _by_jax(tree: Any) -> OpenedMapping | OpenedSequence | None:
     util = getattr(sys.modules.get("jax"), "tree_util", None)
-    if util is None:
+    # JAX warns of an iterator that is a leaf, and will refuse it.
+    if util is None or isinstance(tree, (Iterator, ValuesView)):
         return None
     pairs, structure = util.tree_flatten_with_path(tree, is_leaf=lambda each: each is not tree)
     if len(pairs) == 1 and not pairs[0][0]:

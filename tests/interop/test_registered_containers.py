@@ -1,6 +1,7 @@
 """Containers that JAX, optree or PyTorch know as pytrees come back as what they were."""
 
 import dataclasses
+import warnings
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Mapping
 from functools import cache
@@ -224,6 +225,17 @@ def test_sparse_arrays_are_no_containers():
     sparse = framework("jax.experimental.sparse")
     with pytest.raises(TypeError, match="grads is a BCOO; expected an array"):
         gradkit.grad_norm(sparse.BCOO.fromdense(np.eye(2, dtype="f4")))
+
+
+@pytest.mark.parametrize(
+    "one_shot", [iter, lambda g: (each for each in g), lambda g: dict(enumerate(g)).values()]
+)
+def test_jax_is_not_asked_about_iterators(one_shot):
+    """It warns of each, and a later version will refuse them."""
+    framework("jax")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gradkit.grad_norm(one_shot([np.full(1, 3.0), np.full(1, 4.0)])) == 5
 
 
 def test_steps_of_optax_and_functions_inside_of_jit():
