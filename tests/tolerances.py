@@ -57,8 +57,8 @@ DIFFERENCES = 1e-7
 COMPLEX_STEP = 1e-13
 # Working memory beyond the outputs, whatever the size of the input.
 WORKING_MEMORY = 16 << 20
-# Processor time of `import gradkit` by that of the `import numpy` before it.
-IMPORT_TIME = 0.5
+# The main thread's time in `import gradkit` by that in the `import numpy` before it.
+IMPORT_TIME = 0.75
 
 
 def accumulation(name):
