@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STALL_S = 20  # that no rank finishes anything; with much other load a check took 7 s
-START_S = 120  # until all have imported their libraries
+STALL_S = 60  # that no rank finishes anything; with much other load a check took 7 s
+START_S = 300  # until all have imported their libraries
 LAST_S = 3  # to say where a rank stands
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

