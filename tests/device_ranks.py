@@ -21,7 +21,7 @@ from gradkit._ranks import device as groups_device
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.device import ArrayNamespace
 from tests.devices.emulated import DeviceArray, Emulated, on_device
-from tests.ranks import together
+from tests.ranks import TIMEOUT_S, together
 
 NCCL_FLOAT64 = 8
 
@@ -87,10 +87,10 @@ class RankBackend(CudaBackend):
 class Wire:
     """Connection of the ranks: each gives bytes and gets those of all."""
 
-    def __init__(self, size, timeout=20):
+    def __init__(self, size):
         self.size, self.sent = size, [[] for _ in range(size)]
         self._states = [None] * size
-        self._barrier = threading.Barrier(size, timeout=timeout)
+        self._barrier = threading.Barrier(size, timeout=TIMEOUT_S)
 
     def exchange(self, rank, state):
         self.sent[rank].append(len(state) // 8)

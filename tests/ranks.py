@@ -10,6 +10,7 @@ from gradkit import _host, distributed
 
 NAN, INF = math.nan, math.inf
 ORDERS = [1, 2, INF, 3, 0.5]
+TIMEOUT_S = 60  # while one rank compiles kernels on a busy machine, the others wait
 
 
 def f(*values):
@@ -37,14 +38,14 @@ class Counting:
         return self._group.allgather(state)
 
 
-def together(work, size, *, groups=None, timeout=20):
+def together(work, size, *, groups=None):
     """``work(group)`` on every rank at once: what each returned, or the error that it raised.
 
     On the CPU backend of the caller, which is a context's own. Ranks that wait for each other
     without an end fail the test.
     """
     name = "numpy" if _host.backend() is _host.named("numpy", "") else "compiled"
-    groups, found = groups or distributed.threads(size, timeout=timeout), [None] * size
+    groups, found = groups or distributed.threads(size, timeout=TIMEOUT_S), [None] * size
 
     def attempt(rank):
         try:
@@ -60,7 +61,7 @@ def together(work, size, *, groups=None, timeout=20):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout + 10)
+        thread.join(2 * TIMEOUT_S)
         assert not thread.is_alive(), "a rank waits without an end"
     return found
 

@@ -798,8 +798,8 @@ def later():
     print(time.process_time(), flush=True)
     os.kill(os.getpid(), signal.SIGINT)
 BEFORE
-threading.Thread(target=later).start()
 try:
+    threading.Thread(target=later).start()
     while True:
         CALL
 except KeyboardInterrupt:

@@ -566,7 +566,7 @@ def test_ranks_on_threads_with_a_device_each(of):
     """Several devices of one process, and numbers that travel on the host."""
     ranks = of(2)
     held = ranks.over([[f(3, 0)], [f(4)]])
-    groups = distributed.threads(2, timeout=20)
+    groups = distributed.threads(2)
     norms = results(lambda g: gradkit.clip_grad_norm(held[g.rank], 1, group=g), 2, groups=groups)
     assert [float(norm) for norm in norms] == [5, 5]
     assert [norm.backend for norm in norms] == ranks.backends

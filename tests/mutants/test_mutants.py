@@ -141,7 +141,7 @@ def test_what_counts_as_a_kill(monkeypatch, tmp_path, planted, test, status):
     place = Place("r", len(text), len(text), f"\n{planted}\n", 1)
     [mutant] = in_order("gradkit/__init__.py", text, [place])
     monkeypatch.setattr(runner, "OUT", tmp_path)
-    monkeypatch.setattr(runner, "GRACE_S", 2 if status == "timed out" else 8)
+    monkeypatch.setattr(runner, "GRACE_S", 2 if status == "timed out" else 50)
     assert runner.run(mutant, [Timed(f"{case}::test_it", 0.0)], 10).status == status
     assert runner.run(mutant, [], 10).status == "run by no test"
 
