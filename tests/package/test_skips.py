@@ -43,7 +43,9 @@ def printed(folder, *options, **files):
     """The lines that a run of some files prints."""
     for name, text in {"conftest": CONFTEST, **files}.items():
         (folder / f"{name}.py").write_text(text)
-    options = ("-q", "-rfExX", "-p", "no:cacheprovider", "--rootdir", folder, *options)
+    # With no settings of the checkout: the temporary directory may be in it.
+    settings = ("-c", os.devnull, "--rootdir", folder)
+    options = ("-q", "-rfExX", "-p", "no:cacheprovider", *settings, *options)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", *options, folder]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
