@@ -297,3 +297,21 @@ def test_clusters_race_with_each_other(machine):
     with pytest.raises(EmulatorFault, match=r"block-race: .* of block \(1, 0, 0\)") as caught:
         device.compile(source).get_function("store")((6,), (1,), (device.xp.zeros(4, np.int32),))
     assert caught.value.block == (5, 0, 0)
+
+
+def test_a_launch_that_failed_at_the_barrier_is_over(machine):
+    """The next one's accesses do not conflict with those that followed an arrival."""
+    source = """
+    extern "C" __global__ void __cluster_dims__(2) fails(int* out) {
+      __cluster_barrier_arrive();
+      if (!__clusterRelativeBlockRank()) out[threadIdx.x] = 1;
+      __cluster_barrier_arrive();
+    }
+    extern "C" __global__ void reverses(int* out) { out[blockDim.x - 1 - threadIdx.x] = 2; }
+    """
+    device = machine()
+    module, out = device.compile(source), device.xp.zeros(THREADS, np.int32)
+    with pytest.raises(EmulatorFault, match="arrives at the cluster's barrier again"):
+        module.get_function("fails")((2,), (THREADS,), (out,))
+    module.get_function("reverses")((1,), (THREADS,), (out,))
+    assert (out == 2).all()

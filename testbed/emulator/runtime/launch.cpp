@@ -96,9 +96,11 @@ void blank_shared() {
 
 void begin_launch(Launch& launch) {
   constexpr uint32_t last_epoch = 0xF0000000u;
+  // If the last launch failed between an arrival and the wait, it has given epochs above its last.
+  machine.epoch = std::max(machine.epoch, machine.together.after);
   if (machine.epoch > last_epoch) {
     machine.shadow.forget_accesses();
-    machine.epoch = 0;
+    machine.epoch = machine.together.after = 0;
   }
   machine.launch = &launch;
   machine.launch_epoch = machine.epoch + 1;
