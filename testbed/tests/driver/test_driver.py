@@ -512,4 +512,5 @@ def test_what_is_not_there_is_not_found(cuda):
         cuda("cuGetProcAddress", name, byref(place), 12000, ctypes.c_uint64(0), code=code)
         assert bool(place.value) == (code == 0)
     cuda("cuModuleLoadData", byref(place), b"\x7fELF", code=200)
+    cuda.kernel()
     cuda("cuModuleGetFunction", byref(place), cuda.modules[0], b"none", code=500)
