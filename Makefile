@@ -62,6 +62,9 @@ demo-ranks: .venv-frameworks/.installed ## the same on four MPI ranks, compared 
 
 # On all cores; tests that measure time run alone (tests/alone.py).
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal $(if $(CI),--durations 12)
+# CI runs what is short in an order of each commit's own. `make test` keeps its order: mutation tests are
+# of the lines that it records, and of some only the first test to come runs all.
+SHUFFLED = $(if $(CI),--shuffle $(or $(shell git rev-parse HEAD 2>/dev/null),1))
 
 # The run records the lines that each test runs, for `make mutants`.
 test: $(STAMP) ### the test suite and the doctests, on the CPU (5 min)
@@ -247,12 +250,12 @@ test-driver-fast: ## what CuPy does for gradkit, without a GPU: streams, graphs,
 
 test-driver-%: .venv-%/.installed
 	HYPOTHESIS_PROFILE=quick $(<D)/bin/python -m pytest --quiet --numprocesses auto --dist worksteal \
-		-p testbed.driver.plugin -m gpu $(DRIVER_TESTS)
+		-p testbed.driver.plugin -m gpu $(SHUFFLED) $(DRIVER_TESTS)
 
 # No environment has both PyTorch and CuPy.
 test-driver-torch: .venv-frameworks/.installed .venv-cupy14/.installed ## PyTorch's CUDA tensors on CuPy, without a GPU (2 min)
 	HYPOTHESIS_PROFILE=quick PYTHONPATH=$(wildcard .venv-cupy14/lib/python*/site-packages) \
-		.venv-frameworks/bin/python -m pytest --quiet -p testbed.driver.plugin tests/interop/test_torch_on_driver.py
+		.venv-frameworks/bin/python -m pytest --quiet -p testbed.driver.plugin $(SHUFFLED) tests/interop/test_torch_on_driver.py
 
 # All files that have such tests, as tests/package/test_directories.py checks: no others are collected.
 # The sanitizers take four of the cores.
@@ -279,7 +282,7 @@ test-onnxruntime: $(STAMP) .venv-onnxruntime/.installed ## compare results with 
 	GRADKIT_ORT_PYTHON=$(CURDIR)/.venv-onnxruntime/bin/python $(BIN)/python -m pytest tests/onnxruntime
 
 test-ranks: .venv-frameworks/.installed ## test with processes of MPI, torch.distributed and JAX, on the CPU (2 min)
-	GRADKIT_REQUIRE_RANKS=1 .venv-frameworks/bin/python -m pytest -p no:xdist --durations 5 tests/processes
+	GRADKIT_REQUIRE_RANKS=1 .venv-frameworks/bin/python -m pytest -p no:xdist --durations 5 $(SHUFFLED) tests/processes
 
 # All tests that take a backend or launch kernels, on four architectures, with the NVRTC of CUDA 12 and
 # of CUDA 13. The tests of lists run also with every fusion that ptxas may make, which does not change

@@ -51,7 +51,7 @@ def xp():
 
 def pytest_addoption(parser):
     """``--shuffle 7``: no test may need what another one has left behind."""
-    parser.addoption("--shuffle", type=int, metavar="SEED", help="run tests in a random order")
+    parser.addoption("--shuffle", metavar="SEED", help="run tests in a random order")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
