@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 
 from gradkit import _host as host
 from gradkit import _threads as threads
+from gradkit._arrays.cuda import without_cache
 
 __all__ = ["get_num_threads", "set_num_threads", "show_config", "use_cpu_backend"]
 
@@ -182,6 +183,8 @@ def _cuda() -> dict[str, Any]:
     """CuPy's version and GPUs, or why there are none."""
     try:
         import cupy
+    except OSError as error:
+        return {"available": False, "reason": without_cache(error)}
     except Exception as error:  # a broken installation may raise anything
         return {"available": False, "reason": str(error) or type(error).__name__}
     try:

@@ -27,10 +27,14 @@ def cupy() -> Any:
         ) from error
     except OSError as error:  # importing CuPy 14 makes its cache folder
         raise BackendUnavailableError(
-            "an array is on a CUDA device, which requires CuPy, and CuPy cannot be imported: "
-            f"{error}. Set CUPY_CACHE_DIR to a writable folder."
+            f"an array is on a CUDA device, which requires CuPy, and {without_cache(error)}"
         ) from error
     return cupy
+
+
+def without_cache(error: OSError) -> str:
+    """Explain why CuPy cannot be imported."""
+    return f"CuPy cannot be imported: {error}. Set CUPY_CACHE_DIR to a writable folder."
 
 
 def check_driver() -> None:

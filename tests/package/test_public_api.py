@@ -13,6 +13,7 @@ import pytest
 
 import gradkit
 from gradkit import _config
+from gradkit._arrays import cuda
 from gradkit._calls.backend import operations_of
 from tests.operations import OPERATIONS
 
@@ -184,6 +185,16 @@ def test_show_config_says_which_gpus_there_are(monkeypatch):
     assert _config._cuda() == {"available": True, "cupy": "14.0", "devices": ["GPU 0", "GPU 1"]}
     runtime.getDeviceCount = refused
     assert _config._cuda() == {"available": False, "cupy": "14.0", "reason": "no driver"}
+
+
+def test_without_a_folder_for_its_cache_cupy_is_not_imported(monkeypatch, tmp_path):
+    (tmp_path / "cupy.py").write_text("raise PermissionError(13, 'Permission denied', '/home')")
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = "CuPy cannot be imported: [Errno 13] Permission denied: '/home'. Set CUPY_CACHE_DIR"
+    assert _config._cuda()["reason"].startswith(said)
+    with pytest.raises(gradkit.BackendUnavailableError, match=re.escape(said)):
+        cuda.cupy()
 
 
 def test_show_config(capsys):
