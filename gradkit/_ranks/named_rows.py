@@ -65,7 +65,7 @@ def _find(members: tuple[int, int], names: Names) -> _Union | None:
     last = _cache.get((members, names))
     if last is not None:
         return last
-    for (others, _), union in reversed(_cache.items()):
+    for (others, _), union in reversed(_cache.copy().items()):  # ranks may be threads
         if others == members and {*names} <= {*union.names}:
             return union
     return None
