@@ -1,7 +1,5 @@
 #include "memory.h"
 
-#include <vector>
-
 #include "tensors.h"
 
 namespace nb = nanobind;
@@ -29,10 +27,11 @@ struct Kind {
     bool floating;
 };
 
+PyObject* numpys_type;
+Remembered<Kind, 32> kinds;  // of dtypes that are held
+
 Kind kind_of(PyObject* dtype) {
-    constexpr size_t MOST = 32;
-    static std::vector<Kind> known;  // of dtypes that are held
-    for (const Kind& each : known)
+    for (const Kind& each : kinds)
         if (each.dtype == dtype) return each;
     const nb::handle own(dtype);
     const auto itemsize = nb::cast<Py_ssize_t>(own.attr("itemsize"));
@@ -40,20 +39,17 @@ Kind kind_of(PyObject* dtype) {
     const Dtype number = itemsize == 2 ? half ? F16 : BF16 : itemsize == 4 ? F32 : F64;
     const nb::object name = nb::module_::import_("gradkit._dtypes").attr("float_name")(own);
     const Kind found = {dtype, itemsize, number, !name.is_none()};
-    if (known.size() < MOST) {
-        own.inc_ref();
-        known.push_back(found);
-    }
+    if (kinds.add(found)) own.inc_ref();
     return found;
 }
 
 }  // namespace
 
-bool is_numpys(PyObject* object) {
-    static PyObject* const kind =
-        nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
-    return nb::handle(object).type().ptr() == kind;
+void define_memory() {
+    numpys_type = nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
 }
+
+bool is_numpys(PyObject* object) { return nb::handle(object).type().ptr() == numpys_type; }
 
 nb::handle dtype_of(PyObject* array) { return fields_of(array).dtype; }
 
@@ -62,12 +58,12 @@ bool is_floating(nb::handle dtype) { return kind_of(dtype.ptr()).floating; }
 Dtype number_of(nb::handle dtype) { return kind_of(dtype.ptr()).number; }
 
 int open_memory(PyObject* array, Py_buffer& buffer, Py_ssize_t (&strides)[MOST_AXES]) {
-    if (is_tensor(array)) {
-        const Tensor tensor(array);
-        tensor.describe(buffer, strides);
-        return tensor.dtype();
-    }
     if (!is_numpys(array)) {
+        if (is_tensor(array)) {
+            const Tensor tensor(array);
+            tensor.describe(buffer, strides);
+            return tensor.dtype();
+        }
         if (PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES)) throw nb::python_error();
         return -1;
     }

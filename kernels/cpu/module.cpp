@@ -421,6 +421,7 @@ bool interrupted() {
 }
 
 NB_MODULE(compiled, module) {
+    define_memory();
     nb::set_leak_warnings(false);  // whoever ends the interpreter within a call leaves its table
     for (const InstructionSet& each : instruction_sets)
         if (!chosen.load() && each.is_there()) chosen.store(&each);

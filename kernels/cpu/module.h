@@ -50,7 +50,7 @@ public:
         if (table_)
             list_ = table_->arrays();
         else if (PyList_Check(items.ptr()))
-            list_ = nanobind::borrow(items);
+            list_ = unchanging(items.ptr());
         else
             list_ = nanobind::steal(PySequence_List(items.ptr()));
         if (!list_.is_valid()) throw nanobind::python_error();

@@ -111,12 +111,13 @@ nb::list meetings(nb::handle written, nb::handle read) {
     return found;
 }
 
+PyObject* scalars;  // NumPy's class
+
 // True of numbers that nothing can change: Python's, NumPy's scalars, and None.
 bool is_plain(nb::handle value) {
-    static const auto* const scalars = new nb::object(nb::module_::import_("numpy").attr("generic"));
     PyTypeObject* const kind = Py_TYPE(value.ptr());
     return value.is_none() || kind == &PyBool_Type || kind == &PyFloat_Type || kind == &PyLong_Type
-        || PyType_IsSubtype(kind, reinterpret_cast<PyTypeObject*>(scalars->ptr()));
+        || PyType_IsSubtype(kind, reinterpret_cast<PyTypeObject*>(scalars));
 }
 
 // Items of a call: the first ones need no memory of their own.
@@ -328,16 +329,40 @@ nb::object signature(nb::handle backend, nb::tuple options, nb::tuple arrays, i6
 }
 
 // The last call of a class whose plan was found: if all is the same, so is the plan, and no key is made.
+// What is let go may run code, which sees all in place, and waits for no lock.
 class Last {
 public:
-    static Last& of(nb::handle kind) { return all()[kind.ptr()]; }
-
     // Knows no calls any more, as whoever has no plans.
     static void forget() {
-        std::unordered_map<PyObject*, Last> known;  // what is let go may run code, which sees none
+        std::unordered_map<PyObject*, Last> known;
+        const nb::ft_lock_guard lock(mutex);
         known.swap(all());
     }
 
+    // The plan of a call of this class, or null.
+    static nb::object plan_for(
+        nb::handle kind, nb::handle backend, const Objects& options, const Seen& seen
+    ) {
+        const nb::ft_lock_guard lock(mutex);
+        return all()[kind.ptr()].plan_for(backend, options, seen);
+    }
+
+    static void set(
+        nb::handle kind, nb::handle backend, const Objects& options, const Seen& seen,
+        nb::handle plan
+    ) {
+        Last last;
+        for (i64 k = 0; k < options.size(); ++k) last.options_.push_back(options[k]);
+        for (i64 k = 0; k < seen.dtypes.size(); ++k)
+            last.dtypes_.push_back(nb::borrow(seen.dtypes[k]));
+        last.numbers_ = seen.numbers;
+        last.backend_ = nb::borrow(backend);
+        last.plan_ = nb::borrow(plan);
+        const nb::ft_lock_guard lock(mutex);
+        std::swap(all()[kind.ptr()], last);
+    }
+
+private:
     nb::object plan_for(nb::handle backend, const Objects& options, const Seen& seen) const {
         const i64 dtypes = static_cast<i64>(dtypes_.size());
         bool same = backend.is(backend_) && seen.dtypes.size() == dtypes && seen.numbers == numbers_;
@@ -346,22 +371,12 @@ public:
         return same ? plan_ : nb::object();
     }
 
-    void set(nb::handle backend, const Objects& options, const Seen& seen, nb::handle plan) {
-        std::vector<nb::object> own, dtypes;
-        for (i64 k = 0; k < options.size(); ++k) own.push_back(options[k]);
-        for (i64 k = 0; k < seen.dtypes.size(); ++k) dtypes.push_back(nb::borrow(seen.dtypes[k]));
-        numbers_ = seen.numbers;
-        backend_ = nb::borrow(backend);
-        plan_ = nb::borrow(plan);
-        options_.swap(own);  // what is let go may run code, which sees all in place
-        dtypes_.swap(dtypes);
-    }
-
-private:
     static std::unordered_map<PyObject*, Last>& all() {
         static auto* const lasts = new std::unordered_map<PyObject*, Last>;  // classes are never freed
         return *lasts;
     }
+
+    static inline nb::ft_mutex mutex;
 
     nb::object backend_, plan_;
     std::vector<nb::object> options_, dtypes_;
@@ -369,10 +384,9 @@ private:
 };
 
 // Appends a call's fields of some names.
-void read_fields(nb::handle call, nb::handle names, Objects& into) {
-    static PyObject* const own = PyUnicode_InternFromString("__class__");  // told sooner by itself
-    for (nb::handle name : nb::borrow<nb::tuple>(names)) {
-        if (name.ptr() == own) {
+void read_fields(nb::handle call, nb::handle fields, Objects& into) {
+    for (nb::handle name : nb::borrow<nb::tuple>(fields)) {
+        if (name.ptr() == attributes.class_) {  // told sooner by itself
             into.push_back(nb::borrow(call.type()));
             continue;
         }
@@ -415,17 +429,14 @@ nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple 
         for (i64 k = 0; k < lists.tables.size(); ++k)
             nb::setattr(call, nb::handle(fields[k])[0], lists.tables[k]);
         if (!PyDict_Size(plans.ptr())) Last::forget();
-        Last& last = Last::of(call.type());
-        plan = last.plan_for(backend, options, seen);
+        plan = Last::plan_for(call.type(), backend, options, seen);
         if (!plan.is_valid()) {
             key = key_of(backend, options, seen);
-            PyObject* const found = PyDict_GetItemWithError(plans.ptr(), key.ptr());
-            if (found) {
-                plan = nb::borrow(found);
-                last.set(backend, options, seen, plan);
-            } else if (PyErr_Occurred()) {  // an option that has no hash
-                if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
-                PyErr_Clear();
+            try {
+                plan = plans.get(key, nb::handle());
+                if (plan.is_valid()) Last::set(call.type(), backend, options, seen, plan);
+            } catch (nb::python_error& error) {  // an option that has no hash
+                if (!error.matches(PyExc_TypeError)) throw;
                 key = nb::none();
             }
         }
@@ -435,8 +446,7 @@ nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple 
     } else if (!passed.size()) {
         return plan;
     } else {
-        static PyObject* const name = PyUnicode_InternFromString("passed");
-        const nb::object known = nb::getattr(plan, nb::handle(name));
+        const nb::object known = nb::getattr(plan, nb::handle(attributes.passed));
         if (are_those(passed, known)) {
             for (nb::handle changed : nb::borrow<nb::tuple>(known[passed.size()]))
                 nb::setattr(call, changed[0], changed[1]);
@@ -462,6 +472,7 @@ nb::object described_tensors(nb::tuple arrays, i64 written) {
 }  // namespace
 
 void define_overlap(nb::module_& module) {
+    scalars = nb::object(nb::module_::import_("numpy").attr("generic")).release().ptr();
     module.def("apart", &apart);
     module.def("fitting", &fitting);
     module.def("meetings", &meetings);

@@ -239,14 +239,11 @@ const int registered = pthread_atfork(
 }  // namespace
 
 void use_openmp(size_t parallel, size_t number, size_t most) {
-    static OpenMp found;  // those of one library
-    if (parallel)
-        found = {
-            reinterpret_cast<decltype(found.parallel)>(parallel),
-            reinterpret_cast<decltype(found.number)>(number),
-            reinterpret_cast<decltype(found.most)>(most),
-        };
-    others.store(parallel ? &found : nullptr);
+    others.store(!parallel ? nullptr : new OpenMp{  // never deleted: a call may work on it
+        reinterpret_cast<decltype(OpenMp::parallel)>(parallel),
+        reinterpret_cast<decltype(OpenMp::number)>(number),
+        reinterpret_cast<decltype(OpenMp::most)>(most),
+    });
 }
 
 bool share_out(Items& items, i64 count, int threads, bool backwards) {

@@ -30,13 +30,11 @@ bool same_key(PyObject* a, PyObject* b) {
     return is_a(a, &PyUnicode_Type) && is_a(b, &PyUnicode_Type) && PyUnicode_Compare(a, b) == 0;
 }
 
-PyObject* intern(const char* name) { return PyUnicode_InternFromString(name); }
-
-std::vector<PyTypeObject*> of_devices;  // which are never freed
+Remembered<PyTypeObject*, 64> of_devices;  // which are never freed
 
 // From now on arrays of this type are read as CuPy's are.
 void use_device_arrays(nb::handle kind) {
-    of_devices.push_back(reinterpret_cast<PyTypeObject*>(kind.inc_ref().ptr()));
+    of_devices.add(reinterpret_cast<PyTypeObject*>(kind.inc_ref().ptr()));
 }
 
 bool is_of_device(PyObject* object) {
@@ -51,7 +49,20 @@ struct Known {
 
 constexpr size_t MOST_KNOWN = 64;
 
+nb::ft_mutex mutex_of_known;
+
 }  // namespace
+
+nb::object unchanging(PyObject* container) {
+#ifdef NB_FREE_THREADED
+    PyObject* const copy = PyList_Check(container) ? PyList_GetSlice(container, 0, PY_SSIZE_T_MAX)
+        : PyDict_Check(container) ? PyDict_Copy(container) : Py_NewRef(container);
+    if (!copy) throw nb::python_error();
+    return nb::steal(copy);
+#else
+    return nb::borrow(container);
+#endif
+}
 
 // Nothing here runs Python code, so that no container changes on the way.
 bool Table::collect(PyObject* tree, int depth) {
@@ -61,11 +72,13 @@ bool Table::collect(PyObject* tree, int depth) {
     if (tree == Py_None) return true;
     if (leaf) return PyList_Append(arrays_.ptr(), tree) == 0;
     if (depth == DEEPEST) return false;
-    for (Py_ssize_t k = 0; k < length; ++k)
-        if (!collect(item_of(tree, k), depth + 1)) return false;
+    const nb::object own = unchanging(tree);
+    const Py_ssize_t count = length_of(own.ptr());
+    for (Py_ssize_t k = 0; k < count; ++k)
+        if (!collect(item_of(own.ptr(), k), depth + 1)) return false;
     PyObject *key, *value;
     Py_ssize_t at = 0;
-    while (length < 0 && PyDict_Next(tree, &at, &key, &value))
+    while (count < 0 && PyDict_Next(own.ptr(), &at, &key, &value))
         if (!collect(value, depth + 1)) return false;
     return true;
 }
@@ -105,20 +118,19 @@ bool Table::read_tensor(PyObject* object, bool detach) {
 
 // As CuPy describes its arrays; no other code of Python runs.
 bool Table::read_device_array(PyObject* array) {
-    static PyObject *const data = intern("data"), *const ptr = intern("ptr"),
-                    *const device = intern("device_id"), *const dtype = intern("dtype"),
-                    *const shape = intern("shape"), *const strides = intern("strides");
     if (!is_of_device(array)) return false;
-    const nb::object memory = nb::getattr(array, data), kind = nb::getattr(array, dtype);
-    const int place = static_cast<int>(nb::cast<i64>(nb::getattr(memory, device)));
+    const nb::object memory = nb::getattr(array, attributes.data);
+    const nb::object kind = nb::getattr(array, attributes.dtype);
+    const int place = static_cast<int>(nb::cast<i64>(nb::getattr(memory, attributes.device_id)));
     if (rows_.empty()) device_ = place;
     if (place != device_ || !is_floating(kind)) return false;
     const i64 at = static_cast<i64>(extents_.size());
-    for (PyObject* const name : {shape, strides})
+    for (PyObject* const name : {attributes.shape, attributes.strides})
         for (nb::handle each : nb::borrow<nb::tuple>(nb::getattr(array, name)))
             extents_.push_back(nb::cast<i64>(each));
     const i64 ndim = (static_cast<i64>(extents_.size()) - at) / 2;
-    char* const address = reinterpret_cast<char*>(nb::cast<uintptr_t>(nb::getattr(memory, ptr)));
+    const nb::object pointer = nb::getattr(memory, attributes.ptr);
+    char* const address = reinterpret_cast<char*>(nb::cast<uintptr_t>(pointer));
     rows_.push_back({address, at, static_cast<int>(ndim), number_of(kind), false});
     return ndim <= MOST_AXES;
 }
@@ -211,15 +223,17 @@ namespace {
 bool same_places(const Table& a, const Table& b, PyObject* x, PyObject* y, i64& k) {
     if (x == Py_None || y == Py_None) return x == y;
     const bool dicts[] = {is_a(x, &PyDict_Type), is_a(y, &PyDict_Type)};
+    if (!dicts[0] && length_of(x) < 0) {
+        const bool known = k < a.length() && k < b.length() && x == a.array(k) && y == b.array(k);
+        return known && ++k;
+    }
+    const nb::object own = unchanging(x), other = unchanging(y);
+    x = own.ptr(), y = other.ptr();
     const Py_ssize_t length = length_of(x);
     if (dicts[0] != dicts[1] || length != length_of(y)) return false;
     for (Py_ssize_t item = 0; item < length; ++item)
         if (!same_places(a, b, item_of(x, item), item_of(y, item), k)) return false;
     if (length >= 0) return true;
-    if (!dicts[0]) {
-        const bool known = k < a.length() && k < b.length() && x == a.array(k) && y == b.array(k);
-        return known && ++k;
-    }
     PyObject *keys[2], *values[2];
     Py_ssize_t at[2] = {};
     if (PyDict_Size(x) != PyDict_Size(y)) return false;
@@ -308,6 +322,7 @@ nb::bytes Table::layout() const {
 
 nb::object Table::known() {
     static auto* const all = new std::vector<Known>;  // no destructor: the interpreter is gone then
+    const nb::ft_lock_guard lock(mutex_of_known);
     if (known_.is_valid()) return known_;
     std::vector<i64> own = {place()};
     for (const Row& row : rows_) own.push_back(reinterpret_cast<i64>(row.data));  // which differ soonest

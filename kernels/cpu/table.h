@@ -9,6 +9,9 @@
 #include "memory.h"
 #include "overlap.h"
 
+// A container, or without the GIL a copy, which no other thread can change.
+nanobind::object unchanging(PyObject* container);
+
 class Table {
 public:
     // The leaves of dicts, lists and tuples in each other, in order and without None. None if a backend

@@ -2,8 +2,10 @@
 
 #include "tensors.h"
 
+#include <atomic>
 #include <vector>
 
+#include "memory.h"
 #include "results.h"
 
 namespace nb = nanobind;
@@ -31,11 +33,18 @@ struct ExchangeApi {
     int (*describe)(void* object, DLTensor* tensor);  // -1 and an exception if it cannot
 };
 
-const ExchangeApi* api = nullptr;
-PyTypeObject* types[2];  // tensors and parameters
-PyObject* make_views;
+struct Library {
+    const ExchangeApi* api;
+    PyTypeObject* types[2];  // tensors and parameters
+    PyObject* make_views;
+    PyObject* observers[3];  // functions that say whether something sees what is done to a tensor
+};
+
+const Library nothing = {};
+std::atomic<const Library*> library{&nothing};  // other threads read it: it is not changed or freed
 int32_t host = HOST, cuda = CUDA;  // what counts as such a device
-PyObject* observers[3];  // functions that say whether something sees what is done to a tensor
+
+const Library& current_library() { return *library.load(std::memory_order_acquire); }
 
 // True if tensors of these types can be described. `views` makes NumPy's or CuPy's of a list of them.
 bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle capsule, nb::handle views) {
@@ -43,15 +52,16 @@ bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle capsule, nb
     if (!found) throw nb::python_error();
     const ExchangeApi* const given = static_cast<const ExchangeApi*>(found);
     if (given->major != 1 || !given->describe) return false;
-    api = given;
-    types[0] = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
-    types[1] = reinterpret_cast<PyTypeObject*>(parameter.inc_ref().ptr());
-    make_views = views.inc_ref().ptr();
-    const nb::object library = nb::module_::import_("torch").attr("_C");
+    const nb::object extension = nb::module_::import_("torch").attr("_C");
     const char* const names[] = {
         "_dispatch_isTensorSubclassLike", "_are_functorch_transforms_active", "_get_tracing_state",
     };
-    for (int k = 0; k < 3; ++k) observers[k] = nb::object(library.attr(names[k])).release().ptr();
+    Library* const made = new Library{given, {}, views.inc_ref().ptr(), {}};
+    made->types[0] = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
+    made->types[1] = reinterpret_cast<PyTypeObject*>(parameter.inc_ref().ptr());
+    for (int k = 0; k < 3; ++k)
+        made->observers[k] = nb::object(extension.attr(names[k])).release().ptr();
+    library.store(made, std::memory_order_release);
     return true;
 }
 
@@ -88,7 +98,7 @@ nb::object new_tensor(nb::tuple shape, nb::tuple strides, int dtype) {
          result->strides.data(), 0},
     };
     void* made = nullptr;
-    if (api->to_object(&result->managed, &made)) throw nb::python_error();
+    if (current_library().api->to_object(&result->managed, &made)) throw nb::python_error();
     return nb::steal(static_cast<PyObject*>(made));
 }
 
@@ -107,11 +117,12 @@ bool is_true(PyObject* answer) {
 }  // namespace
 
 bool is_tensor(PyObject* object) {
+    const auto& types = current_library().types;
     return Py_TYPE(object) == types[0] || Py_TYPE(object) == types[1];
 }
 
 Tensor::Tensor(PyObject* object) {
-    if (api->describe(object, &tensor_)) throw nb::python_error();
+    if (current_library().api->describe(object, &tensor_)) throw nb::python_error();
 }
 
 void Tensor::describe(Py_buffer& buffer, Py_ssize_t (&strides)[MOST_AXES]) const {
@@ -133,13 +144,11 @@ int Tensor::dtype() const {
 }
 
 bool requires_grad(PyObject* tensor) {
-    static PyObject* const name = PyUnicode_InternFromString("requires_grad");
-    return is_true(PyObject_GetAttr(tensor, name));
+    return is_true(PyObject_GetAttr(tensor, attributes.requires_grad));
 }
 
 bool is_negative(PyObject* tensor) {
-    static PyObject* const name = PyUnicode_InternFromString("is_neg");
-    return is_true(PyObject_VectorcallMethod(name, &tensor, 1, nullptr));
+    return is_true(PyObject_VectorcallMethod(attributes.is_neg, &tensor, 1, nullptr));
 }
 
 int Tensor::place() const {
@@ -148,13 +157,16 @@ int Tensor::place() const {
 }
 
 bool is_observed(PyObject* tensor) {
+    const auto& observers = current_library().observers;
     const nb::handle is_like_subclass(observers[0]), are_transforms_active(observers[1]);
     const nb::handle tracing_state(observers[2]);
     return is_like_subclass(nb::handle(tensor)).is(nb::handle(Py_True))
         || are_transforms_active().is(nb::handle(Py_True)) || !tracing_state().is_none();
 }
 
-nb::object views_of_tensors(nb::list tensors) { return nb::handle(make_views)(tensors); }
+nb::object views_of_tensors(nb::list tensors) {
+    return nb::handle(current_library().make_views)(tensors);
+}
 
 void define_tensors(nb::module_& module) {
     module.def("new_tensor", &new_tensor);
