@@ -26,7 +26,9 @@ from tests.mutants.mutant import ROOT, Mutant, by_hand, digest, equivalent, in_o
 
 OUT = ROOT / "build" / "mutants"
 # What calls CuPy; the other tests run stand-ins for it.
-DRIVER = re.compile(r"gradkit/(_cuda/(launch/(device|replay)|several_devices)|_arrays/(cuda|cupy))\.py")
+DRIVER = re.compile(
+    r"gradkit/(_cuda/(launch/(device|replay)|several_devices)|_arrays/(cuda|cupy))\.py"
+)
 # What runs only where PyTorch, JAX and TensorFlow are.
 INTEROP = re.compile(r"gradkit/(torch/|jax/|_ranks/torch\.py|_arrays/(jax|tensorflow|torch)\.py)")
 GRACE_S = 90  # that tests may take longer than they did: kernels that are needed are found anew

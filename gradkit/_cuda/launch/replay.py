@@ -162,7 +162,7 @@ class _Arguments:
             self._addresses[_address_of(memory)] = k
 
     def picker(self, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """A function that picks these; a ``LookupError`` if it is not known where one comes from."""
+        """A function that picks these; a ``LookupError`` if nobody knows where one is from."""
         places = [self._place(argument) for argument in arguments]
         if len(places) == 1:
             return itemgetter(slice(places[0], places[0] + 1))
