@@ -1,5 +1,6 @@
 """Notes of what a call does on a device, and the same launches for the next one."""
 
+import ctypes
 from contextlib import contextmanager
 from functools import partial
 from unittest import mock
@@ -204,6 +205,24 @@ def test_other_numbers_are_other_launches(name, values):
         for _ in range(3):
             assert [call(value) for value in values] == expected
             assert [call(values[0]) for _ in range(3)] == [expected[0]] * 3
+        assert any(again)
+
+
+@compiled
+def test_a_number_in_an_array_is_read_where_it_lies():
+    """And one that is plain, or of another dtype, is another number."""
+    device = Noting()
+    grads = [on_idle(device, np.ones(4)), on_idle(device, np.ones(9))]
+    one, two = (on_idle(device, np.full(1, n, np.float64))[0:1].reshape(()) for n in (1, 2))
+    flag, three = on_idle(device, np.zeros((), np.float32)), 3.0
+    with known() as again:
+        for limit, found in ((one, flag), (one, flag), (two, flag), (three, flag), (two, None)) * 3:
+            device.launched.clear()
+            gradkit.clip_grad_norm(grads, limit, found_inf=found)
+            array, number = device.launched[-1][3][2:4]
+            at = getattr(getattr(array, "data", None), "ptr", array)
+            read = number if array is None else ctypes.c_double.from_address(at).value
+            assert read == float(limit)
         assert any(again)
 
 

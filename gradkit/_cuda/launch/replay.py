@@ -5,7 +5,7 @@ depends on, from whether arrays are aligned, and from where the arrays of lists 
 as it was, only addresses are new: those of its arrays, and of memory that its launches share.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import attrgetter, itemgetter, or_
 from typing import Any, NamedTuple
@@ -53,9 +53,11 @@ class Replay:
 class _Launched(NamedTuple):
     """Launches of a call, and all that they depend on beside the plan."""
 
-    numbers: Sequence[tuple[str, Any]]
+    numbers: Sequence[tuple[str, Any]]  # that are plain
+    dtypes: Sequence[tuple[str, Any]]  # of those in arrays
     lists: Sequence[tuple[str, Any]]  # by what stands for their addresses
     addresses: Callable[[Call], Sequence[int]]
+    aligned: int  # how many of these addresses are: not those of numbers
     rooms: Sequence[int]  # bytes of memory that launches share
     constants: Sequence[Any]
     by_engine: bool  # whether a call says which engine it is for
@@ -72,11 +74,14 @@ class _Launched(NamedTuple):
                 or not number  # zeros that are equal may differ in sign
             ):
                 return False
+        for name, dtype in self.dtypes:
+            if getattr(getattr(call, name), "dtype", None) is not dtype:
+                return False
         for name, known in self.lists:
             if getattr(call, name).known is not known:
                 return False
         addresses = self.addresses(call)
-        if reduce(or_, addresses, 0) % VECTOR_BYTES:
+        if reduce(or_, addresses[: self.aligned], 0) % VECTOR_BYTES:
             return False
         given = (*addresses, *map(device.allocate, self.rooms), *self.constants)
         try:
@@ -94,20 +99,27 @@ def _launched_by(call: Call, notes: Notes) -> _Launched | None:
     lists = {each.name: getattr(call, each.name) for each in call.lists}
     tables = {name: each for name, each in lists.items() if isinstance(each, _host.Table)}
     own = all(any(each is table for table in tables.values()) for each in notes.lists)
-    numbers = [(name, getattr(call, name)) for name in call.passing]
-    plain = all(type(number) in _PLAIN for _, number in numbers)
-    if notes.others or not (notes.launches and own and plain):
+    if notes.others or not (notes.launches and own):
         return None
+    numbers = {name: getattr(call, name) for name in call.passing}
+    plain = {name: number for name, number in numbers.items() if type(number) in _PLAIN}
+    names = [*call.ordered_names, *call.result_names, *(numbers.keys() - plain.keys())]
+    arrays = {name: array for name in names if (array := getattr(call, name)) is not None}
     try:
-        places = _places_in(call)
-        arguments = _Arguments([address for address, _ in places.values()], notes.rooms)
+        addresses = [_address_of(array) for array in arrays.values()]
+        arguments = _Arguments(addresses, notes.rooms)
         launches = [(launch, arguments.picker(given)) for launch, given in notes.launches]
     except LookupError:
         return None
+    aligned = len(arrays.keys() - numbers.keys())
+    if not _tell_apart([*arrays.values()], addresses, aligned):
+        return None
     return _Launched(
-        numbers,
+        [*plain.items()],
+        [(name, array.dtype) for name, array in arrays.items() if name in numbers],
         [(name, table.known) for name, table in tables.items()],
-        _reader([path for _, path in places.values()]),
+        _reader(arrays),
+        aligned,
         [size for _, size in notes.rooms],
         arguments.constants,
         "engine" in call.numbers,
@@ -115,39 +127,34 @@ def _launched_by(call: Call, notes: Notes) -> _Launched | None:
     )
 
 
-def _places_in(call: Call) -> dict[str, tuple[int, str]]:
-    """Each array's address, and how to read it of another call.
+def _tell_apart(arrays: Sequence[Any], addresses: Sequence[int], aligned: int) -> bool:
+    """True if addresses tell which array they are of, and are aligned where that counts.
 
-    A ``LookupError`` if that says nothing of another call: if an array is not aligned, or if two
-    begin together that are not one.
+    In another call two arrays may be apart that begin together, if they are not one.
     """
-    places: dict[str, tuple[int, str]] = {}
-    at: dict[int, Any] = {}
-    for name in (*call.ordered_names, *call.result_names):
-        array = getattr(call, name)
-        if array is None:
-            continue
-        is_address = type(array) is Address
-        address = array if is_address else _address_of(array)
-        if address % VECTOR_BYTES or (address and at.setdefault(address, array) is not array):
-            raise LookupError
-        places[name] = address, name if is_address else f"{name}.data.ptr"
-    return places
+    at = dict(zip(addresses, arrays, strict=True))
+    one = all(at[address] is array or not address for address, array in zip(addresses, arrays))  # noqa: B905
+    return one and not reduce(or_, addresses[:aligned], 0) % VECTOR_BYTES
 
 
 def _address_of(memory: Any) -> int:
     """The address of an array or a pointer on a device; a ``LookupError`` of anything else."""
+    if type(memory) is Address:
+        return memory
     address: int | None = getattr(getattr(memory, "data", memory), "ptr", None)
     if address is None:
         raise LookupError
     return address
 
 
-def _reader(paths: Sequence[str]) -> Callable[[Call], Sequence[int]]:
-    """A function that reads attributes of a call."""
-    if not paths:
+def _reader(arrays: Mapping[str, Any]) -> Callable[[Call], Sequence[int]]:
+    """A function that reads the addresses of a call's arrays of such types."""
+    if not arrays:
         return lambda _: ()
-    return attrgetter(*paths, paths[0])  # of one alone it would not make a tuple
+    names = [
+        name if type(array) is Address else f"{name}.data.ptr" for name, array in arrays.items()
+    ]
+    return attrgetter(*names, names[0])  # of one alone it would not make a tuple
 
 
 class _Arguments:
@@ -171,8 +178,6 @@ class _Arguments:
     def _place(self, argument: Any) -> int:
         if argument is None or isinstance(argument, np.generic) or type(argument) is np.ndarray:
             address = 0
-        elif type(argument) is Address:
-            address = argument
         else:
             address = _address_of(argument)
         if address:
