@@ -124,7 +124,7 @@ check: lint check-package test test-testbed test-ptx-fast machine-code test-slow
 # Packages that cannot share an environment are in separate ones: .venv-NAME.
 
 .PHONY: bench bench-calls bench-gpu bench-gpu-compiled bench-host-torch bench-ranks bench-record fuzz lock mutants mutants-driver mutants-fast mutants-interop mutants-kernels pictures sanitize-cpu \
-	sanitize-cpu-fast sanitize-gpu soak test-arm test-cudnn test-driver test-driver-fast test-driver-torch test-gpu test-interop test-onnxruntime test-ptx test-ranks
+	sanitize-cpu-fast sanitize-gpu soak test-arm test-cudnn test-driver test-driver-fast test-driver-torch test-free-threaded test-gpu test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
 GPU_PYTHON ?= python3
@@ -225,6 +225,9 @@ sanitize-cpu-fast: $(STAMP) ## a part of it: layouts, 16-bit numbers, long rows
 test-arm: $(STAMP) ## the compiled CPU backend on 64-bit ARM, in an emulated processor (Debian: tests/native/arm.sh says what it needs)
 	tests/native/arm.sh $(BIN)/python $(OF_COMPILED) --numprocesses auto --dist worksteal \
 		-k '(compiled or test_compiled) and not forked' tests/values/test_oracle.py
+
+test-free-threaded: ## the CPU backends on Python without the GIL, which it compiles (Debian; the script says what it needs)
+	tests/native/free_threaded.sh tests/cpu tests/values tests/calls tests/bad_input
 
 # With the Python that has CuPy, without .venv: a GPU machine may have no network.
 sanitize-gpu: ## compute-sanitizer's four tools over every kernel, side by side, where it is installed (3 min)
