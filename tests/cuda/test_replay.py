@@ -29,25 +29,25 @@ FLOAT64 = np.dtype(np.float64)
 
 
 @pytest.fixture(scope="module")
-def backend():
+def emulated():
     return emulated_backend(multiprocessors=2)
 
 
-def test_nothing_is_noted_unless_somebody_notes(backend):
+def test_nothing_is_noted_unless_somebody_notes(emulated):
     note_others()
     assert noted() is None
     with noting() as outer:
         with noting() as inner:
             note_others()
-        scratch(backend.device, 3, FLOAT64)
+        scratch(emulated.device, 3, FLOAT64)
         assert noted() is outer
     assert (inner.others, outer.others, len(inner.rooms), len(outer.rooms)) == (True, False, 0, 1)
     assert noted() is None
 
 
-def test_launches_rooms_and_lists_are_noted(backend):
-    device = backend.device
-    one = on_device(device.xp.array(np.ones(4)), backend)
+def test_launches_rooms_and_lists_are_noted(emulated):
+    device = emulated.device
+    one = on_device(device.xp.array(np.ones(4)), emulated)
     run = Launch(kernel(device, "zero", "zero_grad", CAPACITY=0), (1,), (32,))
     run.start = lambda _: None
     with noting() as notes:
@@ -87,9 +87,9 @@ def others(backend):
 
 
 @pytest.mark.parametrize("name", others(emulated_backend(multiprocessors=2)))
-def test_what_is_no_launch_is_noted(backend, name):
+def test_what_is_no_launch_is_noted(emulated, name):
     with noting() as notes:
-        others(backend)[name]()
+        others(emulated)[name]()
     assert notes.others
 
 

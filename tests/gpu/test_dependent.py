@@ -104,7 +104,10 @@ def test_the_second_kernel_of_a_call_starts_early(name):
     cupy.cuda.runtime.deviceSynchronize()
     for stream in streams:
         with BACKEND.active(), stream:
-            operation(**arguments.given)
+            for _ in range(
+                4
+            ):  # CuPy launches a kernel first, and one whose arguments are of other types
+                operation(**arguments.given)
             assert count(lambda: operation(**arguments.given)) == GRADIENTS[name]
     with BACKEND.active(), plain_launches():
         operation(**arguments.given)
