@@ -57,9 +57,9 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
         readable = as_readable(value) if isinstance(value, xp.ndarray) else value
         return keep_if_captured(self.device, xp.asarray(readable, "float64"))
 
-    def replay(self) -> Replay:
-        """A new plan's: it computes its calls."""
-        return Replay(self, self.device)
+    def replay(self) -> Replay | None:
+        """A new plan's, if its calls may have an earlier one's launches."""
+        return Replay(self, self.device) if self.device.replays else None
 
     def take(self, array: Array, places: Array) -> Array:
         """A vector's elements at these places, gathered on the device."""

@@ -63,7 +63,7 @@ class DryDevice:
         broadcast_to=np.broadcast_to,
         asnumpy=np.zeros_like,  # of what no kernel has written
     )
-    stream = 0
+    stream, replays = 0, False
     launch_errors: tuple[type[Exception], ...] = ()
     max_dynamic_shared_size_bytes = 0  # of a kernel
 

@@ -117,6 +117,7 @@ class EmulatedDevice:
     number = 0
     launch_errors: tuple[type[Exception], ...] = ()  # faults of the emulator stay as they are
     stream = 0
+    replays = False  # each call says which addresses its kernels may load
 
     def __init__(
         self,

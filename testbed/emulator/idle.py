@@ -13,6 +13,8 @@ class IdleDevice(EmulatedDevice):
     ``compiled`` lists what a GPU would have compiled: pairs of a source and its options.
     """
 
+    replays = True
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.compiled: list[tuple[str, tuple[str, ...]]] = []

@@ -52,6 +52,9 @@ class Device(Protocol):
     clusters: bool  # whether blocks can form clusters: from compute capability 9.0 on
     parameter_bytes: int  # that a launch can have
     launch_errors: tuple[type[Exception], ...]  # raised if a kernel does not launch
+    replays: (
+        bool  # whether launches may be made again: not if addresses are asked about in each call
+    )
 
     def __hash__(self) -> int:
         """Devices are hashed by identity."""
@@ -178,6 +181,8 @@ def workspace(device: Device, shape: Shape, dtype: np.dtype[Any]) -> Any:
 
 class CupyDevice:
     """A GPU through CuPy: memory from its pool, work on its current stream."""
+
+    replays = True
 
     def __init__(self, number: int):
         import cupy
