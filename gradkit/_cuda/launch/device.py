@@ -52,9 +52,7 @@ class Device(Protocol):
     clusters: bool  # whether blocks can form clusters: from compute capability 9.0 on
     parameter_bytes: int  # that a launch can have
     launch_errors: tuple[type[Exception], ...]  # raised if a kernel does not launch
-    replays: (
-        bool  # whether launches may be made again: not if addresses are asked about in each call
-    )
+    replays: bool  # whether a call may have the launches of an earlier one
 
     def __hash__(self) -> int:
         """Devices are hashed by identity."""
