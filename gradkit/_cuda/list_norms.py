@@ -32,8 +32,40 @@ def norm_steps(device: Device, call: GradNorm) -> list[Step]:
     plan = plan_of(device, call.grads)
     if not plan.chunks:
         return [partial(fill, device, out, 0) for out in (norm, found_inf) if out is not None]
-    launches, parts = _partials(device, plan.table, call.norm_type, call.per_tensor)
+    if not call.per_tensor:
+        return _one_norm(device, plan.table, call)
+    launches, parts = _partials(device, plan.table, call.norm_type, True)
     return [*launches, parts.joining(device, call.scale, norm, found_inf)]
+
+
+class _Total(NamedTuple):
+    """Arguments and kernels for the norm of a table's tensors, without the output."""
+
+    partials: Launch
+    finish: Launch
+    parts: np.uint32  # how many partial results there are
+    room: tuple[int]  # doubles that they take
+
+    @classmethod
+    def of(cls, device: Device, table: Table, order: str) -> "_Total":
+        count = table.blocks
+        partials = table.over_chunks(device, "norm", "norm_partials", ORDER=order)
+        finish = _finish(device, table, order)
+        return cls(partials, finish, np.uint32(count), (count * PART,))
+
+
+def _one_norm(device: Device, table: Table, call: GradNorm) -> list[Step]:
+    """Launches of one norm of all of a table's tensors, looked up with the table."""
+    p, order = np.float64(call.norm_type), _ORDERS.get(call.norm_type, _ANY_ORDER)
+    total: _Total | None = table.launches.get((_Total, order))
+    if total is None:
+        total = table.launches[_Total, order] = _Total.of(device, table, order)
+    fields, parts = table.argument, workspace(device, total.room, _FLOAT64)
+    numbers = total.parts, *either(call.scale)
+    return [
+        partial(total.partials.__call__, fields, p, parts, FLAGS[True]),
+        partial(total.finish.__call__, p, parts, *numbers, call.norm, call.found_inf),
+    ]
 
 
 def write_parts(device: Device, call: NormParts) -> None:
@@ -64,7 +96,7 @@ def _partials(
     A Part for each chunk, or for the chunks of a block if nobody asks which tensor it was.
     """
     count, order = table.chunks if per_tensor else table.blocks, order_of(norm_type)
-    parts = workspace(device, (count * PART,), _FLOAT64)
+    parts = scratch(device, count * PART, _FLOAT64)
     arguments = np.float64(norm_type), parts, FLAGS[not per_tensor]
     launches = steps(device, table, "norm", "norm_partials", *arguments, ORDER=order)
     return launches, NormPartials(table, norm_type, parts, count)
