@@ -43,6 +43,7 @@ from benchmarks import host, record, report
 from benchmarks.devices import DTYPES
 from benchmarks.shapes import GPU_LISTS, GPU_NORMS
 from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch.device import SHARING
 from testbed.emulator import IdleDevice
 from testbed.machine_code.table import Cells
 from tests.devices.emulated import on_device
@@ -130,7 +131,7 @@ class Recorder(IdleDevice):
 
     def __init__(self, card: Card) -> None:
         sizes = {"multiprocessors": card.multiprocessors, "max_shared_memory": card.shared}
-        super().__init__(clusters=card.sm >= 90, **sizes)
+        super().__init__(clusters=card.sm >= 90, sharing=SHARING, **sizes)
         self.launches: list[Launch] = []
 
     def compile(self, source: str, options: tuple[str, ...] = ()) -> Any:  # noqa: ARG002

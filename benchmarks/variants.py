@@ -42,9 +42,9 @@ def _stores(function: str) -> tuple[tuple[str, str], ...]:
     return ((plain, f"if constexpr (sizeof(Part) == 16) {wide} else {plain}"),)
 
 
-def _a_block_each(kernel: Any, rows: int, *given: Any, **more: Any) -> grids.RowBlocks:
+def _a_block_each(places: Any, sms: int, rows: int, *given: Any, **more: Any) -> grids.RowBlocks:
     """As many blocks as rows need, and not as many as the device holds."""
-    blocks = grids.row_blocks(kernel, rows, *given, **more)
+    blocks = grids.row_blocks(places, sms, rows, *given, **more)
     return replace(blocks, count=-(-rows // blocks.rows))
 
 

@@ -198,11 +198,10 @@ class CuPy(Backend):
         return mock.patch.object(engines, "_try_cudnn", natively)
 
     @contextmanager
-    def sized(self, *, multiprocessors, max_shared_memory, clusters):
-        """As if the GPU had so many multiprocessors, each with as many blocks as the emulator's.
+    def sized(self, *, multiprocessors, sharing, max_shared_memory, clusters):  # noqa: ARG002
+        """As if sums were divided among so few multiprocessors; the GPU keeps its own number.
 
-        How many a kernel's registers allow decides grids too. Of shared memory the GPU must have
-        enough.
+        Of shared memory it must have enough.
         """
         import cupy
 
@@ -213,9 +212,8 @@ class CuPy(Backend):
         device = CupyDevice(number)
         if device.max_shared_memory < max_shared_memory:
             pytest.skip("long rows take another path on this GPU")
-        device.multiprocessors, device.max_shared_memory = multiprocessors, max_shared_memory
+        device.sharing, device.max_shared_memory = sharing, max_shared_memory
         device.clusters = clusters
-        device.resident = EmulatedDevice(max_shared_memory=max_shared_memory).resident
         with mock.patch.dict(_cuda.backends, {number: _cuda.CudaBackend(device)}), self.active():
             yield self.asarray
 

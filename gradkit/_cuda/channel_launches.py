@@ -22,7 +22,14 @@ from gradkit._cuda.launch.buffers import (
     vector_of,
 )
 from gradkit._cuda.launch.device import Device, workspace
-from gradkit._cuda.launch.grids import column_block, power_of_two, row_blocks, shares_of
+from gradkit._cuda.launch.grids import (
+    Places,
+    column_block,
+    power_of_two,
+    row_blocks,
+    shares_of,
+    sharing_places,
+)
 from gradkit._cuda.launch.kernels import Launch, LoadedKernel, Macros, kernel, norm_macros
 from gradkit._dtypes import DType, Types, accumulation_name, dtype_named, float_name
 
@@ -33,14 +40,14 @@ _PER_CHANNEL = 128  # the threads of a block that has one for every channel
 _ABREAST = 32  # columns of channels-last arrays that a block reads side by side at least
 _FIRST, _LAST, _ACROSS = range(3)  # the layouts: kernels' LAST, see ``channels.cuh``
 _NARROW = 4  # bytes: where one channel's elements allow no wider access, one goes across two
-_RESIDENT = {  # of each file's kernels: blocks in waves of as many as the device holds of it
-    "batch_norm": "channel_moments",
-    "batch_norm_grad": "sum_channels",
-    "batch_norm_inference": "infer",
-    "batch_norm_inference_grad": "infer_gradient",
-    "group_norm": "column_moments",
-    "group_norm_grad": "sum_group_gradient",
+_HELD = {  # threads that a multiprocessor of an H100 holds of a file's sums: channels first, or not
+    "batch_norm": (1024, 512),
+    "batch_norm_grad": (768, 512),
+    "batch_norm_inference_grad": (512, 512),
+    "group_norm": (768, 512),
+    "group_norm_grad": (768, 512),
 }
+_NARROWER, _MOST = 256, 1024  # more threads, of accesses that take fewer registers; at most
 _FLOAT64 = np.dtype(np.float64)
 
 Role = TypeVar("Role")
@@ -142,16 +149,27 @@ def group_launches(
 
 def _decided(device: Device, file: str, columns: Columns, types: Types) -> tuple[Any, ...]:
     macros = norm_macros(types, columns.vector, LAST=columns.layout)
-    grid, block = _blocks(kernel(device, file, _RESIDENT[file], **macros), columns)
+    grid, block = _blocks(_places(device, file, columns, macros), columns)
     accumulator = dtype_named(accumulation_name(types[0]))
     return device, file, macros, columns, grid, block, accumulator
 
 
-def _blocks(first: LoadedKernel, of: Columns) -> tuple[Shape, Shape]:
+def _places(device: Device, file: str, of: Columns, macros: Macros) -> Places:
+    """The places for blocks of a file's kernels; without sums, as many as the device has."""
+    if file not in _HELD:
+        return kernel(device, file, kernels.infer, **macros).places
+    first, others = _HELD[file]
+    if of.layout != _FIRST:
+        return sharing_places(device, others)
+    wide = of.vector * dtype_named(str(macros["DATA_T"])).itemsize == VECTOR_BYTES
+    return sharing_places(device, first if wide else min(_MOST, first + _NARROWER))
+
+
+def _blocks(places: Places, of: Columns) -> tuple[Shape, Shape]:
     """The grid and the block: columns side by side, shares of their elements below."""
     columns, packs, abreast = of.count, of.elements, 1
     if of.layout == _ACROSS:
-        return _blocks_across(first, of)
+        return _blocks_across(places, of)
     if of.last:
         columns = -(-columns // of.vector)
         abreast = min(_ABREAST, power_of_two(columns))
@@ -160,17 +178,15 @@ def _blocks(first: LoadedKernel, of: Columns) -> tuple[Shape, Shape]:
     down = min(_THREADS // abreast, power_of_two(packs))
     across = min(_THREADS // down, power_of_two(columns))
     tiles = -(-columns // across)
-    resident = first.resident(across * down) * first.device.multiprocessors
-    return (tiles, shares_of(tiles, resident, -(-packs // down))), (across, down)
+    return (tiles, shares_of(tiles, places(across * down), -(-packs // down))), (across, down)
 
 
-def _blocks_across(first: LoadedKernel, of: Columns) -> tuple[Shape, Shape]:
+def _blocks_across(places: Places, of: Columns) -> tuple[Shape, Shape]:
     """The same of blocks that have as many columns as packs have elements, side by side."""
     run = of.extent[2]
     runs, tiles = of.elements // run, of.count // of.vector
     down = max(1, min(_THREADS // run, runs))
-    resident = first.resident(run * down) * first.device.multiprocessors
-    return (tiles, shares_of(tiles, resident, -(-runs // down))), (run, down)
+    return (tiles, shares_of(tiles, places(run * down), -(-runs // down))), (run, down)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +269,7 @@ class Launches:
     def _channel_blocks(self) -> tuple[Shape, Shape]:
         channels = self.columns.channels
         rows = self.grid[1] * (self.columns.count // max(1, channels))
-        block = column_block(self.device.multiprocessors, channels, 1, rows)
+        block = column_block(self.device.sharing, channels, 1, rows)
         return (-(-channels // block[0]),), block
 
     def partials(self) -> Partials:
@@ -360,7 +376,8 @@ class GroupLaunches(Launches):
         launch = self.launched.get(kernel)
         if launch is None:
             terms = self.grid[1] * self.columns.extent[3]
-            blocks = row_blocks(self.kernel(kernel), self.statistics, terms, _THREADS)
+            loaded, sizes = self.kernel(kernel), (self.statistics, terms, _THREADS)
+            blocks = row_blocks(loaded.places, self.device.multiprocessors, *sizes)
             launch = self.launch(kernel, (blocks.count,), blocks.block)
         launch(*arrays, self.shares, *self.extent, *last)
 

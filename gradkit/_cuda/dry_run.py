@@ -68,7 +68,8 @@ class DryDevice:
     max_dynamic_shared_size_bytes = 0  # of a kernel
 
     def __init__(self, like: Device):
-        self.number, self.multiprocessors = like.number, like.multiprocessors
+        self.number, self.sharing = like.number, like.sharing
+        self.multiprocessors = like.multiprocessors
         self.max_shared_memory, self.clusters = like.max_shared_memory, like.clusters
         self.parameter_bytes = like.parameter_bytes
 

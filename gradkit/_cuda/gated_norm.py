@@ -14,13 +14,15 @@ import numpy as np
 from gradkit._calls.rows import GatedRmsNorm, GatedRmsNormGrad
 from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, writable_like
 from gradkit._cuda.launch.device import Device, scratch, workspace
-from gradkit._cuda.launch.grids import row_blocks
+from gradkit._cuda.launch.grids import Places, row_blocks, sharing_places
 from gradkit._cuda.launch.kernels import Launch, LoadedKernel, kernel, norm_macros, types_of
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.row_launches import RowLaunches
 from gradkit._cuda.row_starts import PLAIN, Variant
 
 _THREADS = 512  # that work on one row at most
+# Threads of the gradient that a multiprocessor of an H100 holds, as registers allow.
+_HELD, _HELD_LONG, _HELD_NARROW = 512, 768, 1024
 
 
 class GatedNorms(OnDevice):
@@ -101,14 +103,14 @@ class _GatedLaunches(RowLaunches):
 
     @cached_property
     def _forward(self) -> Launch:
-        return self._launch("gated_rms_norm")
+        return self._launch("gated_rms_norm", None)
 
     @cached_property
     def _gradient(self) -> Launch:
-        launch = self._launch("gated_rms_norm_grad")
+        launch = self._launch("gated_rms_norm_grad", sharing_places(self.device, self._held))
         # Partial sums cost at most a tenth of the five arrays, unless multiprocessors were idle.
         cheap = self.rows * self.itemsize // (4 * self.accumulator.itemsize)
-        count = min(launch.grid[0], max(self.device.multiprocessors, cheap))
+        count = min(launch.grid[0], max(self.device.sharing, cheap))
         return Launch(launch.kernel, (count,), launch.block)
 
     def _reaching(self, launch: Launch, variant: Variant) -> Launch:
@@ -124,20 +126,34 @@ class _GatedLaunches(RowLaunches):
             most = 1
         return 4 if self.vector <= most else 2
 
+    def _in_registers(self, name: str) -> bool:
+        """True if a block's registers hold a row."""
+        return self.width <= _THREADS * self._packs(name) * self.vector
+
     def _kernel(self, name: str, variant: Variant) -> LoadedKernel:
-        packs = self._packs(name)
-        in_registers = self.width <= _THREADS * packs * self.vector
         macros = norm_macros(self.types, self.vector)
-        macros |= {"BEFORE": int(self.before), "CHUNKS": packs if in_registers else 0}
+        chunks = self._packs(name) if self._in_registers(name) else 0
+        macros |= {"BEFORE": int(self.before), "CHUNKS": chunks}
         if variant.piece:
             macros["PIECE"] = variant.piece
         return kernel(self.device, name, name, **macros)
 
-    def _launch(self, name: str) -> Launch:
-        loaded = self._kernel(name, PLAIN)
+    def _launch(self, name: str, places: Places | None) -> Launch:
+        """The launch on those places, or on all that the device has."""
+        device, loaded = self.device, self._kernel(name, PLAIN)
+        multiprocessors = device.sharing if places else device.multiprocessors
         packs = -(-self.width // (self._packs(name) * self.vector))
-        blocks = row_blocks(loaded, self.rows, packs, _THREADS)
+        sizes = multiprocessors, self.rows, packs, _THREADS
+        blocks = row_blocks(places or loaded.places, *sizes)
         return Launch(loaded, (blocks.count,), blocks.block)
+
+    @cached_property
+    def _held(self) -> int:
+        """More threads if accesses are narrow, or if rows of wide elements are read again."""
+        if self.vector * self.itemsize < 8:
+            return _HELD_NARROW
+        again = self.itemsize > 2 and not self._in_registers("gated_rms_norm_grad")
+        return _HELD_LONG if again else _HELD
 
     @cached_property
     def _blocks(self) -> int:

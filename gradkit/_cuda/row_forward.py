@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +18,8 @@ from gradkit._cuda.launch.buffers import (
     writable_like,
 )
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.grids import CLUSTER, chunks_of, row_blocks, row_clusters
-from gradkit._cuda.launch.kernels import Launch, kernel, norm_macros, types_of
+from gradkit._cuda.launch.grids import CLUSTER, RowBlocks, chunks_of, row_blocks, row_clusters
+from gradkit._cuda.launch.kernels import Launch, LoadedKernel, kernel, norm_macros, types_of
 from gradkit._cuda.row_launches import RowLaunches
 from gradkit._cuda.row_starts import ADDED, FURTHER, PLAIN, Variant, offset_of
 
@@ -154,10 +154,9 @@ class _ForwardLaunches(RowLaunches):
         macros = norm_macros(self.types, self.vector)
         loaded = kernel(self.device, "layer_norm_inverse", "layer_norm_inverse", **macros)
         packs = -(-self.width // self.vector)
-        blocks = row_blocks(loaded, self.rows, packs, _INVERSE_THREADS)
+        blocks = self._blocks(loaded, packs, _INVERSE_THREADS)
         along = -(-self.width // (blocks.threads * self.vector))
-        resident = loaded.resident(math.prod(blocks.block)) * self.device.multiprocessors
-        short = max(1, -(-resident // blocks.count))
+        short = max(1, -(-loaded.places(math.prod(blocks.block)) // blocks.count))
         return Launch(loaded, (blocks.count, min(along, short)), blocks.block)
 
     def _variant(self, variant: Variant) -> Launch:
@@ -178,8 +177,14 @@ class _ForwardLaunches(RowLaunches):
         if chunks and packs > _FORWARD_THREADS:
             macros |= {"CLUSTERED": 1}
             loaded = kernel(self.device, "layer_norm", "layer_norm", **macros, **variant.macros)
-            clusters = row_clusters(loaded, self.rows, packs, self.samples)
+            places = partial(loaded.clusters, CLUSTER)
+            clusters = row_clusters(places, self.rows, packs, self.samples)
             return Launch(loaded, (clusters.count * CLUSTER, 1, self.samples), clusters.block)
         loaded = kernel(self.device, "layer_norm", "layer_norm", **macros, **variant.macros)
-        blocks = row_blocks(loaded, self.rows, packs, _FORWARD_THREADS, samples=self.samples)
+        blocks = self._blocks(loaded, packs, _FORWARD_THREADS)
         return Launch(loaded, (blocks.count, 1, self.samples), blocks.block)
+
+    def _blocks(self, loaded: LoadedKernel, packs: int, longest: int) -> RowBlocks:
+        """As many blocks of rows as the device holds of a kernel."""
+        sizes = self.device.multiprocessors, self.rows, packs, longest, self.samples
+        return row_blocks(loaded.places, *sizes)

@@ -29,7 +29,15 @@ from gradkit._cuda.launch.buffers import (
     writable_like,
 )
 from gradkit._cuda.launch.device import Device, scratch, workspace
-from gradkit._cuda.launch.grids import CLUSTER, CLUSTER_THREADS, chunks_of, row_blocks, row_clusters
+from gradkit._cuda.launch.grids import (
+    CLUSTER,
+    CLUSTER_THREADS,
+    chunks_of,
+    row_blocks,
+    row_clusters,
+    sharing_clusters,
+    sharing_places,
+)
 from gradkit._cuda.launch.kernels import (
     Launch,
     LoadedKernel,
@@ -48,6 +56,9 @@ from gradkit._dtypes import (
 _LONGEST = 512  # threads of a block that work on one row
 _ODD_COLUMNS = 16 * _LONGEST  # that the registers of a block hold the sums over rows of
 _WIDE_THREADS = 256
+# Threads that a multiprocessor of an H100 holds, as registers allow: of few columns each, in bytes
+# of the accumulator's dtype, more; fewer of those if rows are odd.
+_HELD, _HELD_FEW, _HELD_ODD, _FEW = 512, 1024, 768, 32
 _SLOTS = 1024  # bytes of shared memory that a kernel takes beside
 _CACHED = 4 << 20  # bytes of partial sums that stay in the cache of any GPU: a T4 has so many
 
@@ -266,7 +277,9 @@ class GradientLaunches(RowLaunches):
             return self._by_clusters(plan)
         packs = plan.threads if plan.shared else -(-self.packs // plan.chunks)
         loaded, shared = self._one_visit_kernel(self.plain)
-        blocks = row_blocks(loaded, self.rows, packs, _LONGEST, shared, self.samples)
+        places = sharing_places(self.device, self._held(plan))
+        sizes = self.device.sharing, self.rows, packs, _LONGEST, self.samples
+        blocks = row_blocks(places, *sizes)
         count = self._fewer(blocks.count) if self.has_sums else blocks.count
         return Launch(loaded, (count, 1, self.samples), blocks.block, shared)
 
@@ -274,7 +287,8 @@ class GradientLaunches(RowLaunches):
         """The same of a cluster of blocks."""
         loaded, _ = self._one_visit_kernel(PLAIN)
         packs = -(-self.width // (plan.chunks * self.vector))
-        clusters = row_clusters(loaded, self.rows, packs, self.samples)
+        places = sharing_clusters(self.device, _HELD)
+        clusters = row_clusters(places, self.rows, packs, self.samples)
         count = self._fewer(clusters.count) if self.has_sums else clusters.count
         return Launch(loaded, (count * CLUSTER, 1, self.samples), clusters.block)
 
@@ -296,20 +310,16 @@ class GradientLaunches(RowLaunches):
     @cached_property
     def _two_visits(self) -> tuple[Launch, Launch]:
         """The kernel that sums along rows, in some parts a row, and the one that writes dx."""
-        sms, block = self.device.multiprocessors, (_WIDE_THREADS, 1)
+        device, block = self.device, (_WIDE_THREADS, 1)
         tiles = -(-self.width // (_WIDE_THREADS * self.vector))
-        parts = min(tiles, max(1, -(-sms // (self.rows * self.samples))), 32)
-        sums, resident = self._wide("row_sums_of_gradient")
-        sum_rows = Launch(sums, (min(self.rows, resident), parts, self.samples), block)
-        loaded, resident = self._wide("apply_gradient")
-        count = min(self.rows, max(1, resident // (tiles * self.samples)))
+        parts = min(tiles, max(1, -(-device.sharing // (self.rows * self.samples))), 32)
+        sums = self._wide_kernel("row_sums_of_gradient", PLAIN)
+        grid = min(self.rows, sums.places(_WIDE_THREADS)), parts, self.samples
+        places = sharing_places(device, _HELD)(_WIDE_THREADS)
+        count = min(self.rows, max(1, places // (tiles * self.samples)))
         count = self._fewer(count) if self.has_sums else count
-        return sum_rows, Launch(loaded, (tiles, count, self.samples), block)
-
-    def _wide(self, name: str) -> tuple[LoadedKernel, int]:
-        """A kernel of two visits, and how many of its blocks the device holds at once."""
-        loaded = self._wide_kernel(name, PLAIN)
-        return loaded, loaded.resident(_WIDE_THREADS) * self.device.multiprocessors
+        apply = self._wide_kernel("apply_gradient", PLAIN)
+        return Launch(sums, grid, block), Launch(apply, (tiles, count, self.samples), block)
 
     def _wide_kernel(self, name: str, variant: Variant) -> LoadedKernel:
         macros = self._macros | variant.macros
@@ -334,6 +344,14 @@ class GradientLaunches(RowLaunches):
     @cached_property
     def _column_sums(self) -> Launch:
         return self.column_sums(self.norm.planes)
+
+    def _held(self, plan: RowPlan) -> int:
+        """Threads that a multiprocessor holds of a row's kernel, with room for a few columns."""
+        few = plan.chunks * self.vector * self.accumulator.itemsize <= _FEW
+        divides = self.norm is LAYER_OUTPUT and self.itemsize == 2  # takes registers of its own
+        if not few or divides:
+            return _HELD
+        return _HELD_ODD if self.odd else _HELD_FEW
 
     def _fewer(self, blocks: int) -> int:
         """Blocks, limited so that their partial sums are no larger than dy and x, or fit the cache.

@@ -107,7 +107,8 @@ class EmulatedDevice:
     ``schedule`` is one of `SCHEDULES` and decides which thread goes on where several can; ``seed``
     varies those that draw lots. ``multiprocessors``, and the ``resident_threads`` that one of them
     holds, are what launchers size their grids by: 1 to 3 of the first make every grid-stride loop
-    really loop. ``clusters``: whether blocks can form clusters, as from compute capability 9.0 on.
+    really loop. ``sharing``: how many launchers divide sums among, as many if not given.
+    ``clusters``: whether blocks can form clusters, as from compute capability 9.0 on.
     ``grid_limit`` clamps ``gridDim.x`` on top of that, either of all kernels or, as a
     mapping, of those named; use it only for kernels whose result does not need the grid that the
     launcher asked for.
@@ -126,6 +127,7 @@ class EmulatedDevice:
         seed: int = 0,
         clusters: bool = False,
         multiprocessors: int = 2,
+        sharing: int | None = None,
         max_shared_memory: int = 227 * 1024,
         parameter_bytes: int = 4096,
         resident_threads: int = 1024,
@@ -138,6 +140,7 @@ class EmulatedDevice:
         self.seed = seed
         self.clusters = clusters
         self.multiprocessors = multiprocessors
+        self.sharing = multiprocessors if sharing is None else sharing
         self.max_shared_memory = max_shared_memory
         self.parameter_bytes = parameter_bytes
         self.resident_threads = resident_threads

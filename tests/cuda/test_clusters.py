@@ -137,11 +137,11 @@ def test_wide_rows_are_read_once(width):
 
 
 class Noting(IdleDevice):
-    """An H100 that holds so many blocks of a kernel on a multiprocessor, and notes its launches."""
+    """An H100 that notes its launches."""
 
-    def __init__(self, held):
+    def __init__(self):
         super().__init__(multiprocessors=132, max_shared_memory=227 << 10, clusters=True)
-        self.held, self.launched = held, {}
+        self.launched = {}
 
     def get_function(self, name):
         def note(grid, block, args, shared_mem=0):  # noqa: ARG001
@@ -149,25 +149,26 @@ class Noting(IdleDevice):
 
         return note
 
-    def resident(self, kernel, threads, shared_mem):  # noqa: ARG002
-        return self.held
 
-
-@pytest.mark.parametrize("held", [1, 2, 3, 8])
-@pytest.mark.parametrize(("rows", "width"), [(1024, 12288), (1024, 16384), (2048, 65536)])
-def test_partial_sums_take_little(held, rows, width):
+@pytest.mark.parametrize(
+    ("rows", "width"),
+    [(1024, 12288), (1024, 16384), (1024, 20000), (1024, 32768), (2048, 65536)],
+)
+def test_partial_sums_take_little(rows, width):
     """No more memory than dy and x, on as many multiprocessors as there are clusters for."""
-    gpu, bf16, f32 = Noting(held), dtype_named("bfloat16"), np.dtype("f4")
+    gpu, bf16, f32 = Noting(), dtype_named("bfloat16"), np.dtype("f4")
     x, row, column = np.empty((rows, width), bf16), np.empty(rows, f32), np.empty(width, bf16)
     known = {"dy": x, "x": x, "scale": column, "mean": row, "inv_std": row}
     launch(CudaBackend(gpu), LayerNormGrad, [x, column, column], **known)
     grid, block, args = gpu.launched["layer_norm_grad_cluster"]
     partials = max((a for a in args if isinstance(a, np.ndarray) and a.dtype == f32), key=np.size)
     assert partials.nbytes <= 2 * x.nbytes
-    # No more clusters than run at once, though some multiprocessors may have no part in any.
-    assert grid[0] % BLOCKS == 0 < grid[0] <= 132 * 7 // 8 * held
+    # No more clusters than run at once in parts of such sizes, and few fewer.
+    held = 512 // block[0]
+    together = sum(part * held // BLOCKS for part in (14, 16, 16, 16, 16, 18, 18, 18))
+    assert grid[0] % BLOCKS == 0
+    assert together - 2 <= grid[0] // BLOCKS <= together
     assert BLOCKS * block[0] * 16 >= width
-    assert grid[0] >= 96  # most multiprocessors have a block
 
 
 def test_more_elements_than_32_bits_can_count():

@@ -1,7 +1,9 @@
-"""Numbers of blocks: as many as the device holds of the kernel that was compiled."""
+"""Numbers of blocks: as many as the device holds of a compiled kernel; of sums, as an H100 does."""
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 
 from gradkit._calls.channels import (
@@ -13,7 +15,14 @@ from gradkit._calls.channels import (
     GroupNorm,
     GroupNormGrad,
 )
-from gradkit._calls.rows import LayerNorm, LayerNormGrad, LayerNormInverse
+from gradkit._calls.rows import (
+    GatedRmsNormGrad,
+    InvertibleLayerNormGrad,
+    LayerNorm,
+    LayerNormGrad,
+    LayerNormInverse,
+    RmsNormGrad,
+)
 from gradkit._cuda import CudaBackend, row_gradient
 from gradkit._cuda.dry_run import DryDevice
 from gradkit._cuda.launch.grids import chunks_of, column_block, row_threads, shares_of
@@ -21,7 +30,7 @@ from gradkit._cuda.row_forward import _ForwardLaunches as ForwardLaunches
 from gradkit._cuda.row_gradient import LAYER, RMS, GradientLaunches
 from gradkit._dtypes import accumulation_name, dtype_named
 from testbed.emulator import EmulatedDevice, IdleDevice
-from tests.problems import launch
+from tests.problems import LAYER_TYPES, launch
 
 pytestmark = pytest.mark.cuda
 
@@ -66,35 +75,111 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
         return {name: grid[0] for name, grid in device.grids.items()}
 
     assert rows(2048)["layer_norm"] == whole
-    for width in (2048, 6000):
-        assert rows(width)["layer_norm_grad"] == whole
     wide = rows(40_000)
     assert wide["row_sums_of_gradient"] == whole
-    assert device.grids["apply_gradient"][1] == max(1, whole // 79)
     assert device.grids["layer_norm_inverse"] == (whole, 1)
     x, row, column = ones((2, 40_000)), ones(2), ones(40_000)
     known = {"scale": column, "bias": column, "mean": row, "inv_std": row}
     launch(run, LayerNormInverse, [x], y=x, **known)
     assert device.grids["layer_norm_inverse"] == (2, -(-whole // 2))
-    device.grids.clear()
     x, channels = ones((64, 3, 640)), ones(3)
-    known = dict.fromkeys(("scale", "bias", "mean", "inv_std", "var"), channels)
-    known |= {"x": x, "dy": x, "engine": "native"}
-    launch(run, BatchNorm, [x, channels, channels], **known)
-    launch(run, BatchNormGrad, [x, channels, channels], **known)
-    launch(run, BatchNormInference, [x], **known)
-    launch(run, BatchNormInferenceGrad, [x, channels, channels], **known)
-    first = ("channel_moments", "sum_channels", "infer", "infer_gradient")
-    for name in (*first, "normalize", "apply_channels"):
-        assert device.grids[name] == (3, held + 2)
-    x, groups = ones((1, 3, 64000)), ones((1, 1))
-    known = {"x": x, "scale": channels, "bias": channels, "num_groups": 1}
-    launch(run, GroupNorm, [x, groups, groups], **known)
-    known |= {"dy": x, "mean": groups, "inv_std": groups}
-    launch(run, GroupNormGrad, [x, channels, channels], **known)
-    sums = "column_moments", "normalize_groups", "sum_group_gradient", "apply_group_gradient"
-    for name in sums:
-        assert device.grids[name] == (3, held + 2)
+    known = dict.fromkeys(("scale", "bias", "mean", "var"), channels)
+    launch(run, BatchNormInference, [x], x=x, **known)
+    assert device.grids["infer"] == (3, held + 2)
+
+
+class Noting(IdleDevice):
+    """Remembers grids and blocks of kernels that sum over rows, and in how many parts others do."""
+
+    def __init__(self, **options):
+        super().__init__(sharing=132, max_shared_memory=227 << 10, **options)
+        self.launched = []
+
+    def get_function(self, name):
+        def note(grid, block, args, shared_mem=0):  # noqa: ARG001
+            free = name in WITHOUT_SUMS
+            self.launched.append((name, grid[1:]) if free else (name, grid, block))
+
+        return note
+
+
+# Each of their results is of a row, a group or an element, which one block computes by itself.
+WITHOUT_SUMS = (
+    *("layer_norm", "layer_norm_inverse", "row_sums_of_gradient", "gated_rms_norm", "infer"),
+    *("held_group_norm", "held_group_gradient", "finish_group_means", "finish_group_moments"),
+)
+GPUS = [
+    {"multiprocessors": count, "resident_threads": held}
+    for count, held in itertools.product((2, 46, 108, 132), (1024, 1536, 2048))
+]
+ROWS = [
+    *((8, 64), (128, 4096), (2048, 4096), (8192, 768), (16384, 4096), (8192, 5120), (131072, 128)),
+    *(
+        (60, 1024),
+        (4096, 4097),
+        (333, 770),
+        (1024, 12288),
+        (4096, 16384),
+        (2048, 65536),
+        (7, 1 << 20),
+    ),
+]
+IMAGES = [
+    *((32, 256, 56, 56), (256, 512, 28, 28), (256, 2048, 7, 7), (64, 1024, 14, 14), (3, 8, 5, 7)),
+    *((2, 32, 512, 512), (4096, 64, 1, 1)),
+]
+
+
+def of_rows(shape, dtype, types):
+    """Calls whose results are sums over rows."""
+    x, row = np.empty(shape, dtype), np.empty(shape[0], types)
+    column = np.ones(shape[1], dtype)
+    known = {"dy": x, "x": x, "y": x, "scale": column, "bias": column, "mean": row, "inv_std": row}
+    for kind in (LayerNormGrad, InvertibleLayerNormGrad):
+        yield kind, [x, column, column], known
+        yield kind, [None, column, column], known | {"wanted": ("dscale", "dbias")}
+    yield RmsNormGrad, [x, column], known | {"ds": x}
+    for before in (True, False):
+        gate = {"gate": x, "activation": "silu", "norm_before_gate": before}
+        yield GatedRmsNormGrad, [x, x, column], known | gate
+    samples = np.ones((shape[0] // 2, 1, shape[1]), dtype)
+    if shape[0] % 2 == 0 and shape[0] < 1000:
+        pairs = x.reshape(-1, 2, shape[1])
+        rows = {"dy": pairs, "x": pairs, "mean": row.reshape(-1, 2), "inv_std": row.reshape(-1, 2)}
+        yield LayerNormGrad, [pairs, samples, samples], rows | {"scale": samples, "axis": 2}
+
+
+def of_images(shape, dtype, types):
+    """Calls whose results are sums over images, with the channels first and last."""
+    count, channels = shape[:2]
+    column, groups = np.empty(channels, types), np.empty((count, 4), types)
+    last = np.empty((count, *shape[2:], channels), dtype)
+    for x in (np.empty(shape, dtype), last.transpose(0, 3, 1, 2)):
+        known = dict.fromkeys(("scale", "bias", "mean", "inv_std", "var"), column)
+        known |= {"x": x, "dy": x, "engine": "native"}
+        yield BatchNorm, [x, column, column], known
+        yield BatchNormGrad, [x, column, column], known
+        yield BatchNormInferenceGrad, [x, column, column], known
+        of_groups = {"num_groups": 4} | known
+        yield GroupNorm, [x, groups, groups], of_groups
+        yield GroupNormGrad, [x, column, column], of_groups | {"mean": groups, "inv_std": groups}
+
+
+@pytest.mark.guarantee("Any GPU")
+@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize("dtypes", LAYER_TYPES[::5])
+def test_sums_are_divided_alike_on_every_gpu(dtypes, clusters):
+    """Whatever number of multiprocessors it has, and of threads that each of them holds."""
+    data, statistics, _ = map(dtype_named, dtypes)
+    for shapes, calls in ((ROWS, of_rows), (IMAGES, of_images)):
+        for shape in shapes:
+            for kind, outs, known in calls(shape, data, statistics):
+                found = set()
+                for gpu in GPUS:
+                    device = Noting(clusters=clusters, **gpu)
+                    launch(CudaBackend(device), kind, outs, **known)
+                    found.add(tuple(device.launched))
+                assert len(found) == 1, (kind, shape)
 
 
 @pytest.mark.parametrize(
@@ -162,11 +247,11 @@ def test_how_many_rows_of_partial_sums_there_are():
         ((128, 4104), "bfloat16", 127),
         ((128, 16_384), "bfloat16", 64),
         ((128, 16_384), "float32", 128),
-        ((1024, 12_288), "bfloat16", 264),
+        ((1024, 12_288), "bfloat16", 132),
         ((8, 65_536), "bfloat16", 8),
         ((8, 1 << 20), "bfloat16", 1),
         ((1, 10_000_000), "bfloat16", 1),
-        ((1 << 17, 1024), "float32", 528),
+        ((1 << 17, 1024), "float32", 264),
     ]:
         assert partial_rows(LAYER, shape, dtype) == rows, (shape, dtype)
 

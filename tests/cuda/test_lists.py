@@ -718,7 +718,7 @@ def reference():
     return results(Device(multiprocessors=200))
 
 
-@pytest.mark.guarantee("Any schedule")
+@pytest.mark.guarantee("Any schedule", "Any GPU")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("grid", [1, 2, 3, None])
 def test_same_bits_for_every_schedule_and_grid(reference, schedule, grid):

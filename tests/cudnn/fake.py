@@ -21,7 +21,7 @@ class HostDevice:
     """A device whose memory is the host's."""
 
     xp = np
-    multiprocessors, max_shared_memory = 4, 48 << 10
+    multiprocessors, sharing, max_shared_memory = 4, 4, 48 << 10
 
     def __init__(self, number=0):
         self.number = number

@@ -29,7 +29,7 @@ class IdleCupyDevice(CupyDevice):
         import cupy
 
         self.xp, self.number, self.empty = cupy, number, cupy.ndarray
-        self.multiprocessors, self.max_shared_memory = 132, 227 * 1024
+        self.multiprocessors, self.sharing, self.max_shared_memory = 132, 132, 227 * 1024
         self.clusters, self.parameter_bytes = True, 32764
         self.launch_errors = (RuntimeError,)
 

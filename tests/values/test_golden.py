@@ -1,6 +1,8 @@
 """The bits of every operation are those in ``golden.json``, on every device that runs kernels."""
 
+import itertools
 import re
+from contextlib import ExitStack
 from functools import cache
 from itertools import islice
 
@@ -10,6 +12,7 @@ import gradkit
 from gradkit._calls.backend import OPERATIONS, operations_of
 from tests import golden
 
+MULTIPROCESSORS = 2, 46, 108, 132  # of emulated devices; a GPU has its own number
 FUNCTIONS = sorted({name.split()[0] for name in golden.recorded()})
 
 
@@ -21,19 +24,22 @@ def cases():
 
 @pytest.fixture(scope="module")
 def put(backend):
-    """Return a function that puts an array on a device with the grids of the recorded hashes."""
+    """Functions that put an array on a device, on devices that differ in their number of blocks."""
     if backend.on_host:
         pytest.skip("the CPU backends add in other orders; test_compiled.py compares their bits")
-    with backend.sized(**golden.DEVICE) as put:
-        yield put
+    with ExitStack() as devices:
+        yield [
+            devices.enter_context(backend.sized(multiprocessors=count, **golden.DEVICE))
+            for count in MULTIPROCESSORS
+        ]
 
 
 def differing(backend, put, cases):
     """The names of the cases whose bits are not those recorded."""
     recorded = golden.recorded()
-    for case in cases:
+    for case, on in zip(cases, itertools.cycle(put), strict=False):
         if backend.has_cudas_pow or not golden.depends_on_pow(case.name):
-            found = [None if a is None else backend.asnumpy(a) for a in case.call(put)]
+            found = [None if a is None else backend.asnumpy(a) for a in case.call(on)]
             if golden.digest(found) != recorded[case.name]:
                 yield case.name
 
@@ -43,6 +49,7 @@ def in_one_dtype(name):
     return not re.search("float16|float64|120 arrays", name) or "at random" in name
 
 
+@pytest.mark.guarantee("Any GPU")
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_few_bits(backend, put, function):
     """Every kernel in every dtype, or in one; ``python -m tests.golden`` records bits anew."""

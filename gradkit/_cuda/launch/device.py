@@ -18,6 +18,7 @@ from gradkit._backend import Array, Shape
 from gradkit._cuda.launch.packing import PackedModule
 
 _address = attrgetter("data.ptr")
+SHARING = 132  # of an H100 and an H200, on which the grids of sums were measured
 _PER_THREAD = 2  # the handle of CUDA's per-thread default stream
 
 
@@ -48,6 +49,7 @@ class Device(Protocol):
     xp: Any
     number: int  # CUDA's device number
     multiprocessors: int
+    sharing: int  # multiprocessors that sums are divided among, the same on every GPU
     max_shared_memory: int  # bytes of dynamic shared memory that a block may have
     clusters: bool  # whether blocks can form clusters: from compute capability 9.0 on
     parameter_bytes: int  # that a launch can have
@@ -190,6 +192,7 @@ class CupyDevice:
         device = cupy.cuda.Device(number)
         attributes = device.attributes
         self.multiprocessors: int = attributes["MultiProcessorCount"]
+        self.sharing = SHARING
         self.max_shared_memory: int = attributes["MaxSharedMemoryPerBlockOptin"]
         # "90", "120"; the attributes do not have it.
         capability = int(device.compute_capability)

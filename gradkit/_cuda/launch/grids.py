@@ -1,15 +1,27 @@
-"""Division of rows among threads and blocks."""
+"""Division of rows among threads and blocks.
+
+What is added up over rows is divided by shapes and dtypes alone, as if each GPU were an H100, so
+that a sum has the same bits on all of them. Others run more blocks than they have places for, or
+fewer. The rest is divided by the places that a device has for the compiled kernel.
+"""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from gradkit._backend import Shape
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.kernels import Launch, LoadedKernel, Macros, kernel
+from gradkit._cuda.launch.kernels import Launch, Macros, kernel
 
 _WARP = 32
 _ROWS_AT_ONCE = 4  # that a thread loads at most: kernels/columns.cuh
 _WAVES, _FULL = 8, 0.9  # waves of blocks, at most; the part of their places that is enough
+_PART = 16  # multiprocessors of a part of an H100, within which a cluster lies
+_SURE = 4  # blocks on each, from which on parts with two more make up for those with two fewer
+
+# The places that there are for blocks of so many threads.
+Places: TypeAlias = Callable[[int], int]
 
 
 def rows_of(shape: Shape, axis: int) -> tuple[int, int]:
@@ -35,34 +47,44 @@ class RowBlocks:
         return self.threads, self.rows
 
 
+def sharing_places(device: Device, held: int) -> Places:
+    """The places among which sums are divided, of blocks that are ``held`` threads together."""
+    return lambda threads: max(1, held // threads) * device.sharing
+
+
+def sharing_clusters(device: Device, held: int) -> Places:
+    """The same for clusters: one fewer if there may be too few, as waiting doubles the time."""
+    part = min(device.sharing, _PART)
+
+    def places(threads: int) -> int:
+        blocks = max(1, held // threads)
+        clusters = device.sharing // part * (part * blocks // CLUSTER)
+        return max(1, clusters - (blocks < _SURE))
+
+    return places
+
+
 def row_blocks(
-    kernel: LoadedKernel,
-    rows: int,
-    packs: int,
-    longest: int,
-    shared_mem: int = 0,
-    samples: int = 1,
+    places: Places, multiprocessors: int, rows: int, packs: int, longest: int, samples: int = 1
 ) -> RowBlocks:
     """Divide rows among a kernel's blocks. A row can use ``packs`` threads, at most ``longest``.
 
-    A block has 256 threads; more if one row needs more; fewer if that spreads few rows over the
-    whole device. There are as many blocks as the device holds at once, or fewer if the rows need
-    fewer. With several samples of ``rows`` rows, ``count`` is the number of blocks of each.
+    A block has 256 threads; more if one row needs more; fewer if that spreads few rows over all
+    multiprocessors. There are as many blocks as places, or fewer if the rows need fewer. With
+    several samples of ``rows`` rows, ``count`` is the number of blocks of each.
     """
-    multiprocessors = kernel.device.multiprocessors
     threads = row_threads(packs, longest)
     few = min(power_of_two(rows), power_of_two(-(-rows * samples // multiprocessors)))
     side_by_side = max(1, 32 // threads, min(256 // threads, few))
-    resident = kernel.resident(threads * side_by_side, shared_mem) * multiprocessors
     needed = -(-rows // side_by_side)
-    return RowBlocks(threads, side_by_side, min(needed, -(-resident // samples)))
+    most = -(-places(threads * side_by_side) // samples)
+    return RowBlocks(threads, side_by_side, min(needed, most))
 
 
-def row_clusters(kernel: LoadedKernel, rows: int, packs: int, samples: int = 1) -> RowBlocks:
+def row_clusters(places: Places, rows: int, packs: int, samples: int = 1) -> RowBlocks:
     """Divide rows among ``count`` clusters of blocks; a row can use ``packs`` threads."""
     threads = -(-packs // (32 * CLUSTER)) * 32
-    together = kernel.clusters(CLUSTER, threads)
-    return RowBlocks(threads, 1, min(rows, max(1, together // samples)))
+    return RowBlocks(threads, 1, min(rows, max(1, places(threads) // samples)))
 
 
 def row_threads(packs: int, longest: int) -> int:
@@ -89,7 +111,7 @@ def chunks_of(packs: int, fewest: int, most: int, longest: int) -> int:
 def shares_of(tiles: int, resident: int, most: int) -> int:
     """Blocks that share each tile, at most ``most``: the number that leaves the fewest idle.
 
-    A device that holds ``resident`` blocks may take as long for a few more as for twice as many.
+    A device of ``resident`` places may take as long for a few more blocks as for twice as many.
     If one wave of blocks would leave over a tenth of their places empty, there are more waves, of
     shorter blocks.
     """
@@ -134,7 +156,7 @@ def column_sums(
 ) -> Launch:
     """The last kernel of a gradient: partial rows of the accumulator's dtype, added by column."""
     macros: Macros = {"ACC_T": accumulator, "PARAM_T": parameter}
-    block = column_block(device.multiprocessors, width, planes * samples, rows)
+    block = column_block(device.sharing, width, planes * samples, rows)
     loaded = kernel(device, "column_sums", "column_sums", **macros)
     return Launch(loaded, (-(-width // block[0]), planes, samples), block, dependent=True)
 

@@ -56,6 +56,10 @@ class LoadedKernel:
         except self.device.launch_errors as error:
             raise self.refused(f"blocks of {threads}", shared_mem, error) from error
 
+    def places(self, threads: int) -> int:
+        """Number of blocks that the device holds at once."""
+        return self.resident(threads) * self.device.multiprocessors
+
     def clusters(self, size: int, threads: int) -> int:
         """Number of clusters of so many blocks that the device holds at once.
 
@@ -63,7 +67,7 @@ class LoadedKernel:
         multiprocessors may be left over, and one that waits for another doubles the time. Where
         the driver does not tell how many, an eighth is left out.
         """
-        blocks = self.resident(threads) * self.device.multiprocessors  # and binds a context
+        blocks = self.places(threads)  # and binds a context
         function = self.function
         told = function.clusters(size, threads) if isinstance(function, PackedKernel) else None
         return told or blocks * 7 // (8 * size)
