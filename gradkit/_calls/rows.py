@@ -282,6 +282,7 @@ class GatedRmsNorm(Call):
     y: Out[Data] = result(may_be=("x", "gate"))
     inv_std: Out[InvStd] = result()
 
+    silu = property(lambda self: self.activation == "silu")
     types, layout = LAYER_NORM_TYPES, RowLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
@@ -306,6 +307,7 @@ class GatedRmsNormGrad(Call):
     dgate: Out[Data | None] = result(may_be=("dy", "gate"))
     dscale: Out[Scale | None] = result(if_="scale")
 
+    silu = property(lambda self: self.activation == "silu")
     types, layout = LAYER_NORM_TYPES, RowLayout("x")
 
     def compute(self, backend: RowOperations) -> None:

@@ -15,14 +15,14 @@ import gradkit._cpu.compiled as compiled
 from gradkit import _numpy
 from gradkit._backend import LARGE, Array, Shape, Spec
 from gradkit._calls.backend import OPERATIONS, Services, names_in
+from gradkit._calls.channels import ChannelOperations
 from gradkit._calls.layouts import SampleLayout
 from gradkit._calls.lists import AccumulateGrad, AccumulateGradV2
+from gradkit._calls.rows import RowOperations
 from gradkit._calls.samples import lead_of
-from gradkit._cpu.channels import *
 from gradkit._cpu.exact import *
-from gradkit._cpu.gated_norm import *
 from gradkit._cpu.lists import *
-from gradkit._cpu.rows import *
+from gradkit._cpu.norms import compiled_norm
 
 
 def outputs(specs: Sequence[Spec | None]) -> list[Array | None]:
@@ -56,6 +56,9 @@ def takes_memory(call: Any) -> bool:
         return False
     return not (isinstance(call.layout, SampleLayout) and lead_of(call))
 
+
+for _name in names_in(ChannelOperations, RowOperations):
+    globals()[_name] = compiled_norm(_name)
 
 # NumPy's functions for all others. `__getattr__` would take half a microsecond of each call.
 for _name in {*names_in(Services), *OPERATIONS}.difference(globals()):

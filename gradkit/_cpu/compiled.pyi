@@ -3,26 +3,7 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._calls.roles import (
-    BatchMean,
-    BatchVar,
-    Bias,
-    Count,
-    Data,
-    Flags,
-    InvStd,
-    Mean,
-    Norm,
-    RankCounts,
-    RankMeans,
-    RankVars,
-    RunningMean,
-    RunningVar,
-    Scale,
-    SumDy,
-    SumDyXhat,
-    Var,
-)
+from gradkit._calls.roles import Flags, Norm
 
 def instruction_sets() -> list[str]: ...
 def instruction_set() -> str: ...
@@ -36,146 +17,9 @@ def memory(size: int, /) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
 def use_threads(count: int, /) -> None: ...
 def use_openmp(parallel: int, number: int, most: int, /) -> None: ...
 def calls_of(work: Callable[[], object], /) -> list[tuple[Any, ...]]: ...
-def forward(
-    types: int,
-    threads: int,
-    axis: int,
-    eps: float,
-    scale_offset: float,
-    x: Data,
-    residual: Data | None,
-    scale: Scale | None,
-    bias: Bias | None,
-    y: Data,
-    s: Data | None,
-    mean: Mean | None,
-    inv_std: InvStd,
-    /,
-) -> None: ...
-def gradient(
-    types: int,
-    threads: int,
-    axis: int,
-    from_output: bool,
-    centred: bool,
-    scale_offset: float,
-    dy: Data,
-    source: Data,
-    scale: Scale | None,
-    bias: Bias | None,
-    mean: Mean | None,
-    inv_std: InvStd,
-    ds: Data | None,
-    dx: Data | None,
-    dscale: Scale | None,
-    dbias: Bias | None,
-    /,
-) -> None: ...
-def inverse(
-    types: int,
-    threads: int,
-    axis: int,
-    y: Data,
-    scale: Scale | None,
-    bias: Bias | None,
-    mean: Mean,
-    inv_std: InvStd,
-    x: Data,
-    /,
-) -> None: ...
-def gated_forward(
-    types: int,
-    threads: int,
-    axis: int,
-    eps: float,
-    scale_offset: float,
-    silu: bool,
-    before: bool,
-    x: Data,
-    gate: Data,
-    scale: Scale | None,
-    y: Data,
-    inv_std: InvStd,
-    /,
-) -> None: ...
-def gated_gradient(
-    types: int,
-    threads: int,
-    axis: int,
-    scale_offset: float,
-    silu: bool,
-    before: bool,
-    dy: Data,
-    x: Data,
-    gate: Data,
-    scale: Scale | None,
-    inv_std: InvStd,
-    dx: Data | None,
-    dgate: Data | None,
-    dscale: Scale | None,
-    /,
-) -> None: ...
-def channel_norm(
-    types: int,
-    threads: int,
-    axis: int,
-    groups: int,
-    eps: float,
-    momentum: float,
-    x: Data,
-    scale: Scale | None,
-    bias: Bias | None,
-    mean: Mean | BatchMean | None,
-    var: Var | BatchVar | None,
-    y: Data | None,
-    saved_mean: Mean | BatchMean | None,
-    saved_inv_std: InvStd | None,
-    saved_var: BatchVar | None,
-    running_mean: RunningMean | None,
-    running_var: RunningVar | None,
-    /,
-) -> None: ...
-def channel_gradient(
-    types: int,
-    threads: int,
-    axis: int,
-    groups: int,
-    eps: float,
-    count: float,
-    dy: Data,
-    x: Data,
-    scale: Scale | None,
-    mean: Mean,
-    inv_std: InvStd | None,
-    var: Var | None,
-    of_product: SumDyXhat | None,
-    of_dy: SumDy | None,
-    dx: Data | None,
-    sum_product: Scale | SumDyXhat | None,
-    sum_dy: Bias | SumDy | None,
-    /,
-) -> None: ...
-def move_running(
-    dtype: int,
-    count: float,
-    momentum: float,
-    running_mean: RunningMean,
-    running_var: RunningVar,
-    mean: BatchMean,
-    var: BatchVar,
-    next_mean: RunningMean,
-    next_var: RunningVar,
-    /,
-) -> None: ...
-def combine(
-    means: RankMeans,
-    variances: RankVars,
-    counts: RankCounts,
-    mean: BatchMean,
-    var: BatchVar,
-    count: Count,
-    /,
-) -> None: ...
+
+# The norms, by their operations' names: gradkit/_cpu/norms.py.
+def __getattr__(name: str, /) -> Callable[..., None]: ...
 def norms(
     grads: Sequence[Any],
     norm_type: float,

@@ -150,14 +150,20 @@ Setting setting_of(Threads threads, int axis, const Memory& data) {
     return setting;
 }
 
+// The dtypes of a call: of the data, of what is known, of parameters, of results for each channel,
+// and of running statistics.
+enum Kind { DATA, KNOWN, PARAMETER, RESULT, RUNNING };
+
+Dtype dtype_of(int types, Kind kind) { return static_cast<Dtype>(types >> 2 * kind & 3); }
+
 Rows rows_of(
     int types, int axis, const Memory& data, const Memory& scale, double offset, const Memory& bias,
     double absent_bias = 0
 ) {
     const Py_buffer& buffer = data.buffer();
-    const Dtype parameters = static_cast<Dtype>(types % 4);
+    const Dtype parameters = dtype_of(types, PARAMETER);
     Rows rows = {};
-    rows.dtype = static_cast<Dtype>(types / 4);
+    rows.dtype = dtype_of(types, DATA);
     rows.width = length_of(buffer, axis, buffer.ndim);
     rows.scale = {parameters, scale, scale.is_there() ? offset : 1};
     rows.bias = {parameters, bias, bias.is_there() ? 0 : absent_bias};
@@ -175,9 +181,8 @@ template <typename C, typename... Further> void compute(
 }
 
 void forward(
-    int types, Threads threads, int axis, double eps, double scale_offset, Given x,
-    Given residual, Given scale, Given bias, Given y, Given s,
-    Given mean, Given inv_std
+    int types, Threads threads, int axis, double eps, double scale_offset, Given x, Given residual,
+    Given scale, Given bias, Given y, Given s, Given mean, Given inv_std
 ) {
     const Memory x_(x, axis), residual_(residual, axis), y_(y, axis), s_(s, axis);
     const Memory mean_(mean, axis), inv_std_(inv_std, axis), scale_(scale, 0), bias_(bias, 0);
@@ -190,10 +195,12 @@ void forward(
     compute(run_forward, setting_of(threads, axis, x_), x_, call);
 }
 
+constexpr bool FROM_INPUT = false, FROM_OUTPUT = true, NOT_CENTRED = false, CENTRED = true;
+
 void gradient(
     int types, Threads threads, int axis, bool from_output, bool centred, double scale_offset,
-    Given dy, Given source, Given scale, Given bias, Given mean,
-    Given inv_std, Given ds, Given dx, Given dscale, Given dbias
+    Given dy, Given source, Given scale, Given bias, Given mean, Given inv_std, Given ds, Given dx,
+    Given dscale, Given dbias
 ) {
     const Memory dy_(dy, axis), source_(source, axis), ds_(ds, axis), dx_(dx, axis);
     const Memory mean_(mean, axis), inv_std_(inv_std, axis);
@@ -207,9 +214,9 @@ void gradient(
     );
 }
 
-void inverse(
-    int types, Threads threads, int axis, Given y, Given scale, Given bias,
-    Given mean, Given inv_std, Given x
+void layer_norm_inverse(
+    int types, Threads threads, int axis, Given y, Given scale, Given bias, Given mean,
+    Given inv_std, Given x
 ) {
     const Memory y_(y, axis), x_(x, axis), mean_(mean, axis), inv_std_(inv_std, axis);
     const Memory scale_(scale, 0), bias_(bias, 0);
@@ -219,30 +226,29 @@ void inverse(
     compute(run_inverse, setting_of(threads, axis, y_), y_, call);
 }
 
-void gated_forward(
-    int types, Threads threads, int axis, double eps, double scale_offset, bool silu, bool before,
-    Given x, Given gate, Given scale, Given y, Given inv_std
+void gated_rms_norm(
+    int types, Threads threads, int axis, double eps, double scale_offset, bool silu,
+    bool norm_before_gate, Given x, Given gate, Given scale, Given y, Given inv_std
 ) {
     const Memory x_(x, axis), gate_(gate, axis), y_(y, axis), inv_std_(inv_std, axis);
     const Memory scale_(scale, 0), bias(Given(), 0);
     const GatedForward call = {
-        {rows_of(types, axis, x_, scale_, scale_offset, bias), silu, before}, eps, x_, gate_, y_,
-        inv_std_,
+        {rows_of(types, axis, x_, scale_, scale_offset, bias), silu, norm_before_gate}, eps, x_,
+        gate_, y_, inv_std_,
     };
     compute(run_gated_forward, setting_of(threads, axis, x_), x_, call);
 }
 
-void gated_gradient(
-    int types, Threads threads, int axis, double scale_offset, bool silu, bool before, Given dy,
-    Given x, Given gate, Given scale, Given inv_std, Given dx,
-    Given dgate, Given dscale
+void gated_rms_norm_grad(
+    int types, Threads threads, int axis, double scale_offset, bool silu, bool norm_before_gate,
+    Given dy, Given x, Given gate, Given scale, Given inv_std, Given dx, Given dgate, Given dscale
 ) {
     const Memory dy_(dy, axis), x_(x, axis), gate_(gate, axis), inv_std_(inv_std, axis);
     const Memory dx_(dx, axis), dgate_(dgate, axis);
     const Memory scale_(scale, 0), dscale_(dscale, 0), bias(Given(), 0);
     const GatedGradient call = {
-        {rows_of(types, axis, dy_, scale_, scale_offset, bias), silu, before}, false, dy_, x_,
-        gate_, inv_std_, dx_, dgate_, nullptr,
+        {rows_of(types, axis, dy_, scale_, scale_offset, bias), silu, norm_before_gate}, false,
+        dy_, x_, gate_, inv_std_, dx_, dgate_, nullptr,
     };
     compute<GatedGradient, const Array*>(
         run_gated_gradient, setting_of(threads, axis, dy_), dy_, call, dscale_
@@ -269,8 +275,7 @@ Numbers numbers_of(Dtype dtype, const Memory& memory) {
     return {dtype, array->data, inner, last ? buffer.strides[0] : 0};
 }
 
-// Arguments of all norms over channels. `types`: the dtypes of the data, of what is known,
-// of parameters, of results for each channel, and of running statistics, as digits.
+// Arguments of all norms over channels.
 class ChannelArguments {
 public:
     ChannelArguments(int types, Threads threads, int axis, i64 groups, double eps) : types_(types) {
@@ -279,17 +284,19 @@ public:
         call.f64 = set->channels_f64;
         call.lists = set->lists;
         call.threads = threads.count;
-        call.dtype = digit(0);
+        call.dtype = dtype_of(types, DATA);
         call.axis = axis;
         call.groups = groups;
         call.eps = eps;
     }
 
-    Dtype digit(int k) const { return static_cast<Dtype>(types_ >> 2 * k & 3); }
-    Numbers known(const Memory& memory) const { return numbers_of(digit(1), memory); }
-    Numbers parameter(const Memory& memory) const { return numbers_of(digit(2), memory); }
-    Numbers result(const Memory& memory) const { return numbers_of(digit(3), memory); }
-    Numbers running(const Memory& memory) const { return numbers_of(digit(4), memory); }
+    Numbers numbers(Kind kind, const Memory& memory) const {
+        return numbers_of(dtype_of(types_, kind), memory);
+    }
+    Numbers known(const Memory& memory) const { return numbers(KNOWN, memory); }
+    Numbers parameter(const Memory& memory) const { return numbers(PARAMETER, memory); }
+    Numbers result(const Memory& memory) const { return numbers(RESULT, memory); }
+    Numbers running(const Memory& memory) const { return numbers(RUNNING, memory); }
 
     void compute_on(const Memory& data) {
         compute(length_of(data.buffer(), 0, data.buffer().ndim), data, [&](Patience& patience) {
@@ -307,9 +314,8 @@ private:
 
 void channel_norm(
     int types, Threads threads, int axis, i64 groups, double eps, double momentum, Given x,
-    Given scale, Given bias, Given mean, Given var, Given y,
-    Given saved_mean, Given saved_inv_std, Given saved_var, Given running_mean,
-    Given running_var
+    Given scale, Given bias, Given mean, Given var, Given y, Given saved_mean, Given saved_inv_std,
+    Given saved_var, Given running_mean, Given running_var
 ) {
     const Memory x_(x, 0), y_(y, 0), scale_(scale, 0), bias_(bias, 0), mean_(mean, 0), var_(var, 0);
     const Memory means(saved_mean, 0), inv_stds(saved_inv_std, 0), vars(saved_var, 0);
@@ -334,10 +340,9 @@ void channel_norm(
 }
 
 void channel_gradient(
-    int types, Threads threads, int axis, i64 groups, double eps, double count, Given dy,
-    Given x, Given scale, Given mean, Given inv_std, Given var,
-    Given of_product, Given of_dy, Given dx, Given sum_product,
-    Given sum_dy
+    int types, Threads threads, int axis, i64 groups, double eps, double count, Given dy, Given x,
+    Given scale, Given mean, Given inv_std, Given var, Given of_product, Given of_dy, Given dx,
+    Given sum_product, Given sum_dy
 ) {
     const Memory dy_(dy, 0), x_(x, 0), dx_(dx, 0), scale_(scale, 0), mean_(mean, 0);
     const Memory inv_std_(inv_std, 0), var_(var, 0), of_product_(of_product, 0), of_dy_(of_dy, 0);
@@ -365,13 +370,13 @@ void channel_gradient(
     own.compute_on(x_);
 }
 
-void move_running(
-    int dtype, double count, double momentum, Given running_mean, Given running_var, Given mean,
-    Given var, Given next_mean, Given next_var
+void update_running_statistics(
+    int types, Threads, double count, double momentum, Given running_mean, Given running_var,
+    Given mean, Given var, Given next_mean, Given next_var
 ) {
     const Memory present(running_mean, 0), present_var(running_var, 0), mean_(mean, 0), var_(var, 0);
     const Memory next(next_mean, 0), next_var_(next_var, 0);
-    const Dtype own = static_cast<Dtype>(dtype);
+    const Dtype own = dtype_of(types, RUNNING);
     const Statistics now = {numbers_of(own, present), numbers_of(own, present_var)};
     const Statistics batch = {numbers_of(F64, mean_), numbers_of(F64, var_)};
     const Statistics moved = {numbers_of(own, next), numbers_of(own, next_var_)};
@@ -381,17 +386,192 @@ void move_running(
     });
 }
 
-void combine(Given means, Given variances, Given counts, Given mean, Given var, Given count) {
+void combine_stats(
+    int, Threads, Given means, Given variances, Given counts, Given mean, Given var, Given total
+) {
     const Memory means_(means, 0), variances_(variances, 0), counts_(counts, 0);
-    const Memory mean_(mean, 0), var_(var, 0), count_(count, 0);
+    const Memory mean_(mean, 0), var_(var, 0), total_(total, 0);
     const Statistics ranks = {numbers_of(F64, means_), numbers_of(F64, variances_)};
     const Statistics all = {numbers_of(F64, mean_), numbers_of(F64, var_)};
-    const Numbers of_ranks = numbers_of(F64, counts_), total = numbers_of(F64, count_);
+    const Numbers of_ranks = numbers_of(F64, counts_), count = numbers_of(F64, total_);
     const i64 channels = all.mean.inner.length;
     compute(channels * of_ranks.inner.length, means_, [&](Patience&) {
-        set_number(total, 0, combine_statistics(ranks, channels, of_ranks, all));
+        set_number(count, 0, combine_statistics(ranks, channels, of_ranks, all));
         return true;
     });
+}
+
+// The other operations. Each takes the fields of its record (gradkit/_calls) in their order there:
+// numbers, arguments, results.
+
+const Given none;
+
+void layer_norm(
+    int types, Threads threads, int axis, double eps, double scale_offset, Given x, Given scale,
+    Given bias, Given y, Given mean, Given inv_std
+) {
+    forward(types, threads, axis, eps, scale_offset, x, none, scale, bias, y, none, mean, inv_std);
+}
+
+void add_layer_norm(
+    int types, Threads threads, int axis, double eps, double scale_offset, Given x, Given residual,
+    Given scale, Given bias, Given y, Given s, Given mean, Given inv_std
+) {
+    forward(types, threads, axis, eps, scale_offset, x, residual, scale, bias, y, s, mean, inv_std);
+}
+
+void rms_norm(
+    int types, Threads threads, int axis, double eps, double scale_offset, Given x, Given scale,
+    Given y, Given inv_std
+) {
+    forward(types, threads, axis, eps, scale_offset, x, none, scale, none, y, none, none, inv_std);
+}
+
+void add_rms_norm(
+    int types, Threads threads, int axis, double eps, double scale_offset, Given x, Given residual,
+    Given scale, Given y, Given s, Given inv_std
+) {
+    forward(types, threads, axis, eps, scale_offset, x, residual, scale, none, y, s, none, inv_std);
+}
+
+void layer_norm_grad(
+    int types, Threads threads, int axis, double scale_offset, Given dy, Given x, Given scale,
+    Given mean, Given inv_std, Given ds, Given dx, Given dscale, Given dbias
+) {
+    gradient(
+        types, threads, axis, FROM_INPUT, CENTRED, scale_offset, dy, x, scale, none, mean, inv_std,
+        ds, dx, dscale, dbias
+    );
+}
+
+void rms_norm_grad(
+    int types, Threads threads, int axis, double scale_offset, Given dy, Given x, Given scale,
+    Given inv_std, Given ds, Given dx, Given dscale
+) {
+    gradient(
+        types, threads, axis, FROM_INPUT, NOT_CENTRED, scale_offset, dy, x, scale, none, none,
+        inv_std, ds, dx, dscale, none
+    );
+}
+
+void invertible_layer_norm_grad(
+    int types, Threads threads, int axis, Given dy, Given y, Given scale, Given bias, Given inv_std,
+    Given dx, Given dscale, Given dbias
+) {
+    gradient(
+        types, threads, axis, FROM_OUTPUT, CENTRED, 0, dy, y, scale, bias, none, inv_std, none, dx,
+        dscale, dbias
+    );
+}
+
+void invertible_rms_norm_grad(
+    int types, Threads threads, int axis, double scale_offset, Given dy, Given y, Given scale,
+    Given inv_std, Given ds, Given dx, Given dscale
+) {
+    gradient(
+        types, threads, axis, FROM_OUTPUT, NOT_CENTRED, scale_offset, dy, y, scale, none, none,
+        inv_std, ds, dx, dscale, none
+    );
+}
+
+void batch_norm(
+    int types, Threads threads, int channel_axis, double eps, double momentum, Given x, Given scale,
+    Given bias, Given running_mean, Given running_var, Given y, Given mean, Given inv_std, Given var
+) {
+    channel_norm(
+        types, threads, channel_axis, 0, eps, momentum, x, scale, bias, none, none, y, mean,
+        inv_std, var, running_mean, running_var
+    );
+}
+
+void batch_norm_inference(
+    int types, Threads threads, int channel_axis, double eps, Given x, Given scale, Given bias,
+    Given mean, Given var, Given y
+) {
+    channel_norm(
+        types, threads, channel_axis, 0, eps, 0, x, scale, bias, mean, var, y, none, none, none,
+        none, none
+    );
+}
+
+void batch_norm_stats(
+    int types, Threads threads, int channel_axis, Given x, Given mean, Given var
+) {
+    channel_norm(
+        types, threads, channel_axis, 0, 0, 0, x, none, none, none, none, none, mean, none, var,
+        none, none
+    );
+}
+
+void batch_norm_apply(
+    int types, Threads threads, int channel_axis, double eps, Given x, Given scale, Given bias,
+    Given mean, Given var, Given y, Given saved_mean, Given inv_std
+) {
+    channel_norm(
+        types, threads, channel_axis, 0, eps, 0, x, scale, bias, mean, var, y, saved_mean, inv_std,
+        none, none, none
+    );
+}
+
+void group_norm(
+    int types, Threads threads, i64 num_groups, int channel_axis, double eps, Given x, Given scale,
+    Given bias, Given y, Given mean, Given inv_std
+) {
+    channel_norm(
+        types, threads, channel_axis, num_groups, eps, 0, x, scale, bias, none, none, y, mean,
+        inv_std, none, none, none
+    );
+}
+
+void batch_norm_grad(
+    int types, Threads threads, int channel_axis, Given dy, Given x, Given scale, Given mean,
+    Given inv_std, Given dx, Given dscale, Given dbias
+) {
+    channel_gradient(
+        types, threads, channel_axis, 0, 0, 0, dy, x, scale, mean, inv_std, none, none, none, dx,
+        dscale, dbias
+    );
+}
+
+void batch_norm_inference_grad(
+    int types, Threads threads, int channel_axis, double eps, Given dy, Given x, Given scale,
+    Given mean, Given var, Given dx, Given dscale, Given dbias
+) {
+    channel_gradient(
+        types, threads, channel_axis, 0, eps, 0, dy, x, scale, mean, none, var, none, none, dx,
+        dscale, dbias
+    );
+}
+
+void batch_norm_grad_sums(
+    int types, Threads threads, int channel_axis, Given dy, Given x, Given mean, Given inv_std,
+    Given sum_dy_xhat, Given sum_dy
+) {
+    channel_gradient(
+        types, threads, channel_axis, 0, 0, 0, dy, x, none, mean, inv_std, none, none, none, none,
+        sum_dy_xhat, sum_dy
+    );
+}
+
+void batch_norm_grad_apply(
+    int types, Threads threads, double count, int channel_axis, Given dy, Given x, Given scale,
+    Given mean, Given inv_std, Given sum_dy_xhat, Given sum_dy, Given dx
+) {
+    channel_gradient(
+        types, threads, channel_axis, 0, 0, count, dy, x, scale, mean, inv_std, none, sum_dy_xhat,
+        sum_dy, dx, none, none
+    );
+}
+
+void group_norm_grad(
+    int types, Threads threads, int channel_axis, Given dy, Given x, Given scale, Given mean,
+    Given inv_std, Given dx, Given dscale, Given dbias
+) {
+    const Memory mean_(mean, 0);
+    channel_gradient(
+        types, threads, channel_axis, mean_.buffer().shape[1], 0, 0, dy, x, scale, mean, inv_std,
+        none, none, none, dx, dscale, dbias
+    );
 }
 
 // The calls that `work` makes, none of which is made: tuples of a name and its arguments.
@@ -432,22 +612,29 @@ NB_MODULE(compiled, module) {
     module.def("use_threads", &use_threads);
     module.def("use_openmp", &use_openmp);
     module.attr("xla_handlers") = nb::dict();
-    // Numbers, and arrays that may be absent.
-    const auto n = nb::arg();
-    const auto a = nb::arg().none();
-    define<forward>(module, "forward", n, n, n, n, n, a, a, a, a, a, a, a, a);
-    define<gradient>(module, "gradient", n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a);
-    define<inverse>(module, "inverse", n, n, n, a, a, a, a, a, a);
-    define<gated_forward>(module, "gated_forward", n, n, n, n, n, n, n, a, a, a, a, a);
-    define<gated_gradient>(module, "gated_gradient", n, n, n, n, n, n, a, a, a, a, a, a, a, a);
-    define<channel_norm>(
-        module, "channel_norm", n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
-    );
-    define<channel_gradient>(
-        module, "channel_gradient", n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
-    );
-    define<move_running>(module, "move_running", n, n, n, a, a, a, a, a, a);
-    define<combine>(module, "combine", a, a, a, a, a, a);
+    define<layer_norm>(module, "layer_norm");
+    define<add_layer_norm>(module, "add_layer_norm");
+    define<rms_norm>(module, "rms_norm");
+    define<add_rms_norm>(module, "add_rms_norm");
+    define<gated_rms_norm>(module, "gated_rms_norm");
+    define<layer_norm_inverse>(module, "layer_norm_inverse");
+    define<layer_norm_grad>(module, "layer_norm_grad");
+    define<rms_norm_grad>(module, "rms_norm_grad");
+    define<invertible_layer_norm_grad>(module, "invertible_layer_norm_grad");
+    define<invertible_rms_norm_grad>(module, "invertible_rms_norm_grad");
+    define<gated_rms_norm_grad>(module, "gated_rms_norm_grad");
+    define<batch_norm>(module, "batch_norm");
+    define<batch_norm_inference>(module, "batch_norm_inference");
+    define<batch_norm_stats>(module, "batch_norm_stats");
+    define<batch_norm_apply>(module, "batch_norm_apply");
+    define<group_norm>(module, "group_norm");
+    define<batch_norm_grad>(module, "batch_norm_grad");
+    define<batch_norm_inference_grad>(module, "batch_norm_inference_grad");
+    define<batch_norm_grad_sums>(module, "batch_norm_grad_sums");
+    define<batch_norm_grad_apply>(module, "batch_norm_grad_apply");
+    define<group_norm_grad>(module, "group_norm_grad");
+    define<update_running_statistics>(module, "update_running_statistics");
+    define<combine_stats>(module, "combine_stats");
     define_lists(module);
     define_overlap(module);
     define_results(module);

@@ -92,6 +92,9 @@ private:
     Py_ssize_t* array_;
 };
 
+// Arrays may be None; no number takes that.
+template <typename> auto may_be_none() { return nanobind::arg().none(); }
+
 template <auto run> struct Operation;
 
 template <typename... A, void (*run)(A...)> struct Operation<run> {
@@ -106,6 +109,8 @@ template <typename... A, void (*run)(A...)> struct Operation<run> {
         run(given...);
     }
 
+    static void define(nanobind::module_& module) { module.def(name, &call, may_be_none<A>()...); }
+
     static XlaError* xla(XlaFrame* frame) {
         return on_each_example(frame, [](const XlaCall& call) {
             XlaArguments arguments(call);
@@ -115,10 +120,9 @@ template <typename... A, void (*run)(A...)> struct Operation<run> {
     }
 };
 
-template <auto run, typename... Extra>
-void define(nanobind::module_& module, const char* name, const Extra&... extra) {
+template <auto run> void define(nanobind::module_& module, const char* name) {
     Operation<run>::name = name;
-    module.def(name, &Operation<run>::call, extra...);
+    Operation<run>::define(module);
     module.attr("xla_handlers")[name] = nanobind::capsule(
         reinterpret_cast<const void*>(&Operation<run>::xla)
     );

@@ -819,11 +819,8 @@ LIST = """
 one = np.ones(1 << 24, np.float32)
 g = np.lib.stride_tricks.as_strided(one, (1 << 10, 1 << 24), (0, 4))
 """
-ROWS = "compiled.forward(10, 2, 1, 1e-5, 0.0, x, None, None, None, y, None, *arrays)"
-CHANNELS = (
-    "compiled.channel_norm(0b1010101010, 2, 0, 0, 1e-5, 0.0, x, None, None, None, None, y, "
-    "*arrays, None, None, None)"
-)
+ROWS = "compiled.layer_norm(0b1010101010, 2, 1, 1e-5, 0.0, x, None, None, y, *arrays)"
+CHANNELS = "compiled.batch_norm(0b1010101010, 2, 0, 1e-5, 0.0, x, *[None] * 4, y, *arrays, None)"
 LONG_CALLS = {
     "rows": (LONG_ROWS, ROWS),
     "channels": (ONE_ROW.replace("BITS", "22"), CHANNELS),

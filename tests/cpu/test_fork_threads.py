@@ -151,8 +151,8 @@ def long_gradient(times):
     dx = np.lib.stride_tricks.as_strided(np.empty_like(X[0]), x.shape, (0, X.itemsize))
     means, inv_stds = (np.full(len(x), number, np.float32) for number in (0, 1))
     dscale = np.empty_like(SCALE)
-    given = x, x, SCALE, None, means, inv_stds, None, dx, dscale, None
-    _host.code.gradient(10, 3, 1, False, True, 0.0, *given)
+    given = x, x, SCALE, means, inv_stds, None, dx, dscale, None
+    _host.code.layer_norm_grad(0b1010101010, 3, 1, 0.0, *given)
     return dscale
 
 

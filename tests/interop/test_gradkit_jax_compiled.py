@@ -39,24 +39,30 @@ def batch_norm_with_running(x, mean, var):
     return gradkit.jax.batch_norm(x, running_mean=mean, running_var=var)
 
 
-ROWS, GATED = ["forward", "gradient"], ["gated_forward", "gated_gradient"]
-OF_CHANNELS = ["channel_norm", "channel_gradient"]
+def passes(name):
+    return [name, f"{name}_grad"]
+
+
 WITHOUT_PYTHON = {
-    "layer_norm": (both(gradkit.jax.layer_norm), (X, ROW, ROW), ROWS),
-    "rms_norm": (both(gradkit.jax.rms_norm), (X, ROW), ROWS),
-    "add_rms_norm": (lambda *a: gradkit.jax.add_rms_norm(*a), (X, X, ROW), ["forward"]),
-    "gated_rms_norm": (both(gradkit.jax.gated_rms_norm), (X, X, ROW), GATED),
-    "group_norm": (both(lambda x, s: gradkit.jax.group_norm(x, 2, s)), (X, CHANNELS), OF_CHANNELS),
+    "layer_norm": (both(gradkit.jax.layer_norm), (X, ROW, ROW), passes("layer_norm")),
+    "rms_norm": (both(gradkit.jax.rms_norm), (X, ROW), passes("rms_norm")),
+    "add_rms_norm": (lambda *a: gradkit.jax.add_rms_norm(*a), (X, X, ROW), ["add_rms_norm"]),
+    "gated_rms_norm": (both(gradkit.jax.gated_rms_norm), (X, X, ROW), passes("gated_rms_norm")),
+    "group_norm": (
+        both(lambda x, s: gradkit.jax.group_norm(x, 2, s)),
+        (X, CHANNELS),
+        passes("group_norm"),
+    ),
     "batch_norm": (
         both(lambda *a: gradkit.jax.batch_norm(*a)[0]),
         (X, CHANNELS, CHANNELS),
-        OF_CHANNELS,
+        passes("batch_norm"),
     ),
-    "batch_norm, running": (batch_norm_with_running, (X, CHANNELS, CHANNELS), ["channel_norm"]),
+    "batch_norm, running": (batch_norm_with_running, (X, CHANNELS, CHANNELS), ["batch_norm"]),
     "batch_norm_inference": (
         both(lambda x, mean, var: gradkit.jax.batch_norm_inference(x, None, None, mean, var)),
         (X, CHANNELS, CHANNELS),
-        OF_CHANNELS,
+        passes("batch_norm_inference"),
     ),
     "grad_norm": (gradkit.jax.grad_norm, (GRADS,), ["clip"]),
     "clip_by_global_norm": (

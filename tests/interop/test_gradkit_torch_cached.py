@@ -121,7 +121,7 @@ def test_the_number_of_threads_is_that_of_the_call():
             gradkit.set_num_threads(count)
             norm(), norm()
             ((name, *arguments),) = host.code.calls_of(norm)
-            assert (name, arguments[1]) == ("forward", count)
+            assert (name, arguments[1]) == ("layer_norm", count)
     finally:
         gradkit.set_num_threads(before)
 

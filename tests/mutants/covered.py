@@ -13,14 +13,16 @@ from typing import NamedTuple
 from tests.mutants.mutant import ROOT, Mutant
 
 _COMPILE_S = 1.5  # a kernel with one set of macros
-# The modules that call C++, by how its files' names begin; all call the rest.
+# The modules that a call of C++ runs, by how its files' names begin; all call the rest.
+_LISTS, _NORMS = ("gradkit/_cpu/lists.py",), "gradkit/_cpu/norms.py"
+_ROWS = "gradkit/_calls/rows.py", _NORMS
 _CALLERS = {
-    "channel": "channels",
-    "exact": "exact",
-    "gates": "gated_norm",
-    "list": "lists",
-    "powers": "lists",
-    "row": "rows",
+    "channel": ("gradkit/_calls/channels.py", _NORMS),
+    "exact": ("gradkit/_cpu/exact.py",),
+    "gates": _ROWS,
+    "list": _LISTS,
+    "powers": _LISTS,
+    "row": _ROWS,
 }
 _FIRST = 5  # a kernel's cheapest tests, before those that compare the bits of all its results
 
@@ -51,8 +53,8 @@ class Covered:
         if file.startswith("kernels/cpu/"):
             name = Path(file).stem
             own = {module for start, module in _CALLERS.items() if name.startswith(start)}
-            files = [f"gradkit/_cpu/{module}.py" for module in own or _CALLERS.values()]
-            return _spread({*self._running((path, None) for path in files)})
+            each = [self._running_all(modules) for modules in own or {*_CALLERS.values()}]
+            return _spread(set().union(*each))
         if file.startswith("kernels/"):
             found = self._launching(file)
             bits = [test for test in found if "golden" in test.name]
@@ -89,6 +91,10 @@ class Covered:
             masks[file] |= -1 if line is None else 1 << line
         rows = self._lines.items()
         return [t for t, ran in rows if any(ran.get(f, 0) & mask for f, mask in masks.items())]
+
+    def _running_all(self, files: Iterable[str]) -> set[Timed]:
+        """Those that run each of some files."""
+        return set.intersection(*(set(self._running([(file, None)])) for file in files))
 
     @cached_property
     def _uses(self) -> dict[str, list[tuple[str, int]]]:

@@ -114,7 +114,8 @@ def test_tests_are_chosen_by_the_statement_that_they_run():
         "c": (0.1, {"gradkit/x.py": "8"}, {}),
         "d": (0.1, {"gradkit/y.py": "4"}, {}),
         "e": (0.1, {"gradkit/_cpu/lists.py": "4"}, {}),
-        "f": (0.1, {"gradkit/_cpu/rows.py": "4"}, {}),
+        "f": (0.1, {"gradkit/_cpu/norms.py": "4", "gradkit/_calls/rows.py": "4"}, {}),
+        "g": (0.1, {"gradkit/_calls/rows.py": "4"}, {}),
     }
     [python] = in_order("gradkit/x.py", "", [Place("r", 0, 0, "", statement=2)])
     [kernel] = in_order("kernels/k.cu", "", [Place("r", 0, 0, "")])
