@@ -16,6 +16,7 @@ from gradkit._calls.lists import SpikeGuardInit, SpikeGuardUpdate
 from gradkit._open.arguments import known_framework, values_of, view_of
 from gradkit._open.clipping import norm_array
 from gradkit._open.dispatch import run
+from gradkit._open.foreign import answers
 from gradkit._open.memory import is_writable
 from gradkit._typing import Index, N, Number, OnSpike, Outs, Plain, Scalar, X
 
@@ -44,6 +45,7 @@ class _GuardRule(NamedTuple):
         return run(call, out)
 
 
+@answers
 def spike_guard_init(like: N | None = None, *, count: Index | None = None) -> N:
     """The state of a spike guard that has seen no norm.
 
@@ -83,6 +85,7 @@ def spike_guard_init(like: N | None = None, *, count: Index | None = None) -> N:
     return run(SpikeGuardInit(like=example, values=values, count=checked))
 
 
+@answers
 def spike_guard_update(
     state: X,
     norm: Scalar,
