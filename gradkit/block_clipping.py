@@ -80,8 +80,8 @@ def clip_grad_block_norm(
     grads : array, or iterable or nested dict/list/tuple of arrays
         **Written in place.** float16, bfloat16, float32 or float64; dtypes may be mixed.
     max_norm : float or 0-d floating-point array; or a container of them, a function, a vector
-        At least 0; infinity clips nothing. An array on the gradients' device is read there. A dict
-        or list like ``grads`` has a limit for each gradient, or for all below a place; a function
+        At least 0; infinity clips nothing. An array on the gradients' device is read there. A
+        container like ``grads`` has a limit for each gradient, or for all below a place; a function
         gets a gradient's name and the gradient. A vector has one for each unit, in the order of
         ``out``, as a :class:`SpikeGuard` of as many norms makes it. With ``blocks``: one number, or
         a dict of them by key, which may have further keys.

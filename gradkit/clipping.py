@@ -108,7 +108,7 @@ def grad_norm(
         policy, all raise (with a :class:`gradkit.distributed.DeviceGroup`: at the next
         ``check()``).
     replicas : int, or container of ints like ``grads``
-        Number of ranks that hold a copy of each gradient; copies count once. A dict or list need
+        Number of ranks that hold a copy of each gradient; copies count once. A container need
         only go as deep as numbers differ.
     exact : bool
         Round once, from the exact sum: the norm then has the same bits however tensors are cut,
@@ -224,7 +224,7 @@ def clip_grad_norm(
         policy, all raise (with a :class:`gradkit.distributed.DeviceGroup`: at the next
         ``check()``).
     replicas : int, or container of ints like ``grads``
-        Number of ranks that hold a copy of each gradient; copies count once. A dict or list need
+        Number of ranks that hold a copy of each gradient; copies count once. A container need
         only go as deep as numbers differ.
     exact : bool
         As in :func:`grad_norm`.
@@ -232,7 +232,7 @@ def clip_grad_norm(
         **Written**, as by :func:`grad_norm`.
     clip : function of (name, array) to bool, or container of bools like ``grads``, optional
         Which gradients are clipped; names are those of :func:`names_of`. What is not keeps every
-        bit but for ``scale``, and for ``nonfinite="zero"``. Default: all. A dict or list need only
+        bit but for ``scale``, and for ``nonfinite="zero"``. Default: all. A container need only
         go as deep as answers differ.
     count : the same, optional
         Which gradients count in the norm, and in what ``found_inf`` and ``nonfinite`` see. Default:

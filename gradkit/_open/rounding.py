@@ -1,6 +1,5 @@
 """Random rounding of 16-bit arrays: its seed, and the count of elements that random bits are of."""
 
-from collections.abc import Mapping
 from itertools import accumulate, islice
 from typing import Any
 
@@ -36,7 +35,8 @@ def at_random(into: Gradients, settings: Any, compensation: Any = None) -> dict[
 
 def _offsets(into: Gradients, offsets: Any) -> list[int]:
     """The number of each buffer's first element, from which the others are counted."""
-    if isinstance(offsets, (Mapping, list)):
+    offsets = trees.plain(offsets)
+    if isinstance(offsets, (dict, list)):
         per_buffer = trees.spread(offsets, into.tree, "offsets", "buffers")
         return [checks.offset(one, "offsets") for one in per_buffer]
     sizes = accumulate(

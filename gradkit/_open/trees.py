@@ -7,6 +7,8 @@ from operator import attrgetter
 from types import GeneratorType
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from gradkit._arrays import framework_for, is_array
 from gradkit._open.containers import Attribute, OpenedMapping, OpenedSequence, closed, opened
 from gradkit._open.shards import Parts
@@ -15,6 +17,7 @@ IsLeaf = Callable[[Any], bool]
 Keys: TypeAlias = tuple[Any, ...]
 
 _NO_CONTAINERS = (str, bytes, bytearray, array)  # that iterate over their elements
+_NO_TREES = (str, bool, int, float, np.generic)
 _DEEPEST = 100  # containers in each other; Python has a thousand frames for all of a program
 
 
@@ -107,6 +110,17 @@ def rebuild(tree: Any, replacements: Iterator[Any], close: Callable[[Any], Any] 
     if isinstance(tree, (list, tuple)):
         return close(_like_sequence(tree, [rebuild(b, replacements, close) for b in tree]))
     return next(replacements)
+
+
+def plain(values: Any) -> Any:
+    """The same with lists for tuples, and dicts or lists for containers of other types."""
+    if values is None or isinstance(values, _NO_TREES) or callable(values) or is_array(values):
+        return values
+    container = opened(values)
+    tree = values if container is None else container
+    if isinstance(tree, Mapping):
+        return {key: plain(branch) for key, branch in tree.items()}
+    return list(map(plain, tree)) if isinstance(tree, (list, tuple)) else values
 
 
 def spread(prefix: Any, tree: Any, label: str, other: str) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """Clipping units by norms of their own: which elements make one, their limits, and the call."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
@@ -244,7 +244,8 @@ def adaptive_limits(
 
 def limits_of(group: Gradients, units: UnitShapes, *, max_norm: Any) -> UnitLimits:
     """The caller's limit for all units, or one for each."""
-    if callable(max_norm) or isinstance(max_norm, (Mapping, list)):
+    max_norm = trees.plain(max_norm)
+    if callable(max_norm) or isinstance(max_norm, (dict, list)):
         return limits_of_each(group, units, group.each(max_norm, "max_norm"))
     if not (is_array(max_norm) and getattr(max_norm, "shape", None)):
         return UnitLimits(group.limit(max_norm, "max_norm"))

@@ -9,6 +9,7 @@ from gradkit._calls import checks
 from gradkit._calls.lists import ClipByNorm
 from gradkit._calls.roles import Grads
 from gradkit._numpy.interrupts import Uninterrupted
+from gradkit._open import trees
 from gradkit._open.clipping import NORM, Rule, apart_from, twins
 from gradkit._open.gradients import Gradients
 from gradkit._ranks.device_norms import Factors
@@ -105,7 +106,7 @@ def _chosen(gradients: Gradients, choice: Any, label: str) -> list[bool]:
     flat = type(choice) is list and gradients.is_flat and len(choice) == len(gradients.arrays)
     if flat and {bool}.issuperset(map(type, choice)):
         return choice
-    each = [*gradients.each(choice, label)]
+    each = [*gradients.each(trees.plain(choice), label)]
     if {bool}.issuperset(map(type, each)):
         return each
     names = gradients.names()

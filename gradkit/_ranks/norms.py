@@ -1,7 +1,7 @@
 """The norm of all gradients of a call: those given here, or those of all ranks."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -315,7 +315,7 @@ def copies_of(gradients: Gradients, ranks: Ranks) -> list[int] | None:
         replicas = 1 if gradients.is_flat else replicas_in(gradients.tree)
         if _is_one(replicas):
             return None
-    numbers = trees.spread(_as_lists(replicas), gradients.tree, "replicas", "grads")
+    numbers = trees.spread(trees.plain(replicas), gradients.tree, "replicas", "grads")
     copies = [checks.integer(one, "replicas") for one in numbers]
     for name, count in zip(gradients.names(), copies, strict=True):
         if not 1 <= count <= collective.size:
@@ -350,10 +350,3 @@ def ownership_of(gradients: Gradients, ranks: Ranks) -> Ownership | None:
 
 def _is_one(replicas: Any) -> bool:
     return type(replicas) is int and replicas == 1
-
-
-def _as_lists(tree: Any) -> Any:
-    """The same with tuples as lists."""
-    if isinstance(tree, Mapping):
-        return {key: _as_lists(branch) for key, branch in tree.items()}
-    return list(map(_as_lists, tree)) if isinstance(tree, (list, tuple)) else tree

@@ -1,7 +1,7 @@
 """Norms and clipping: values against exact sums, semantics, and properties."""
 
 import math
-from collections import namedtuple
+from collections import deque, namedtuple
 
 import hypothesis
 import numpy as np
@@ -812,6 +812,23 @@ def test_some_are_clipped_and_all_count(backend, said, scale, nonfinite, order):
         tolerances.assert_ulps(backend.asnumpy(new), expected, 1)
         if factor == 1:
             assert_same_bits(backend.asnumpy(new), host)
+
+
+@pytest.mark.parametrize("kind", [tuple, namedtuple("Pair", "a b")._make, deque])
+def test_options_in_containers_like_those_of_gradients(kind):
+    """As a map over the gradients gives them."""
+    grads = {"w": kind([np.array([3.0]), np.array([4.0])])}
+    kept = {"clip": {"w": kind([True, False])}, "count": {"w": kind([False, True])}}
+    clipped, norm = gradkit.clip_by_global_norm(grads, 1.0, **kept)
+    assert (norm, *clipped["w"]) == (4.0, 0.75, 4.0)
+    assert gradkit.grad_norm(grads, replicas={"w": kind([1, 1])}) == 5.0
+    clipped, _ = gradkit.clip_by_block_norm(grads, {"w": kind([6.0, 1.0])})
+    assert (*clipped["w"],) == (3.0, 1.0)
+    buffers = kind([np.zeros(1, np.float16), np.zeros(1, np.float16)])
+    parts = kind([np.full(1, 1 + 2**-14), np.full(1, 1 + 2**-14)])
+    random = {"rounding": "stochastic", "casting": "same_kind"}
+    gradkit.accumulate_grads(buffers, parts, offsets=kind([7, 7]), **random)
+    assert buffers[0] == buffers[1]
 
 
 @pytest.mark.guarantee("Gradients that are not clipped")
