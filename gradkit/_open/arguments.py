@@ -85,6 +85,8 @@ class Arguments:
         framework = known_framework(value, label)
         array = view_of(framework, value, label)
         checks.shape(array, (), label, _ONE)
+        if _on_host(array) and array.dtype.kind in "iu":
+            return checks.real(array, label)
         first_label, first = self.first()
         dtype = floating(array, label, framework)
         if first is None:  # nothing to compute on: the number's device does not matter

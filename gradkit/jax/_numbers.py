@@ -30,6 +30,8 @@ def number(value: Any, label: str) -> Any:
     """A caller's number: a Python one in all its bits, an array as it is, or widened."""
     if isinstance(value, jax.Array):
         checks.shape(value, (), label, "one number")
+        if value.dtype.kind in "iu":  # a Python int that jit traces, or a count of tokens
+            return value.astype(widest())
         checks.floating(value, label)
         return value if value.dtype.itemsize > 2 else value.astype(np.float32)
     return pair(checks.real(value, label))

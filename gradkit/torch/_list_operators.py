@@ -7,6 +7,7 @@ leave the graph.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
+from math import inf
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -90,7 +91,7 @@ def total_norm_call(
     listed = [tensors] if isinstance(tensors, Tensor) else [*tensors]
     if not listed or _any_sharded(listed):
         return None
-    options = norm_type, error_if_nonfinite, _number(scale), nonfinite, exact
+    options = _order(norm_type), error_if_nonfinite, _scale(scale), nonfinite, exact
     grads = [*map(_detached, listed)]
     if found_inf is None:
         return partial(torch.ops.gradkit.get_total_norm, grads, *options)
@@ -115,8 +116,8 @@ def clip_by_norm_call(
     grads, names = _gradients(parameters)
     if not grads or any(other is not None for other in others.values()):
         return None
-    options = error_if_nonfinite, _number(scale), nonfinite, found_inf, eps_mode, exact
-    operands = grads, names, _number(max_norm), norm_type
+    options = error_if_nonfinite, _scale(scale), nonfinite, found_inf, eps_mode, exact
+    operands = grads, names, _limit(max_norm), _order(norm_type)
     return partial(torch.ops.gradkit.clip_grad_norm_, *operands, *options)
 
 
@@ -130,7 +131,7 @@ def clip_with_norm_call(
     grads, names = _gradients(parameters)
     if not grads or (isinstance(total_norm, Tensor) and _any_sharded([total_norm])):
         return None
-    operands = grads, names, _number(max_norm), _number(total_norm)
+    operands = grads, names, _limit(max_norm), _number(total_norm)
     return partial(torch.ops.gradkit.clip_grads_with_norm_, *operands)
 
 
@@ -145,13 +146,17 @@ def clip_value_call(
 
 
 def _gradients(parameters: Any) -> tuple[list[Tensor], list[str]]:
-    """Gradients, and their names if parameters are pairs; none of what no operator takes."""
+    """Gradients, and their names if parameters are pairs; none of what no operator takes.
+
+    Names that occur twice are an error, which the function itself raises.
+    """
     listed = [parameters] if isinstance(parameters, Tensor) else [*parameters]
     named = [each if type(each) is tuple else ("", each) for each in listed]
     with_grad = [(name, _detached(p.grad)) for name, p in named if p.grad is not None]
     grads = [grad for _, grad in with_grad]
     names = [name for name, _ in with_grad if name]
-    return ([] if _any_sharded(grads) else grads), names
+    misnamed = names and len({name for name, _ in named}) < len(named)
+    return ([] if misnamed or _any_sharded(grads) else grads), names
 
 
 def _any_sharded(tensors: Iterable[Tensor]) -> bool:
@@ -163,9 +168,27 @@ def _detached(grad: Tensor) -> Tensor:
 
 
 def _number(number: float | Tensor) -> Tensor:
+    """A tensor, which a compiler makes of any number: ``torch.full`` is compiled for each anew."""
     if isinstance(number, Tensor):
         return number
-    return torch.full((), number, dtype=torch.float64)
+    return torch.ones((), dtype=torch.float64, device="cpu") * number
+
+
+def _limit(number: float | Tensor) -> Tensor:
+    """A limit for an operator, to which a number is as a tensor, whose value nothing checks."""
+    if not isinstance(number, Tensor) and not number >= 0:
+        raise ValueError(f"max_norm must be at least 0, not {number}")
+    return _number(number)
+
+
+def _scale(number: float | Tensor) -> Tensor:
+    if not isinstance(number, Tensor) and not -inf < number < inf:
+        raise ValueError(f"scale must be finite, not {number}")
+    return _number(number)
+
+
+def _order(norm_type: float | str) -> float:
+    return inf if norm_type == "inf" else norm_type  # type: ignore[return-value]
 
 
 # What the operators run

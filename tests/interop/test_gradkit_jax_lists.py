@@ -162,7 +162,7 @@ def test_every_example_of_a_vmap_has_its_own_norm(way):  # noqa: ARG001
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda c, g: c(g, 1.0, scale=jnp.ones((), int)), TypeError, "scale has dtype"),
+        (lambda c, g: c(g, 1.0, scale=jnp.ones((), bool)), TypeError, "scale has dtype"),
         (lambda c, g: c(g, 1.0, nonfinite="raise"), ValueError, 'pass "zero"'),
         (lambda c, g: c(g, 1.0, replicas=2), ValueError, "pass axis_name too"),
         (lambda c, g: c(g, 1.0, replicas=0, axis_name="i"), ValueError, "at least 1, not 0"),

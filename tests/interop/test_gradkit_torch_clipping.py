@@ -13,6 +13,7 @@ from .libraries import framework
 torch = framework("torch")
 ours = framework("gradkit.torch")
 utils = framework("torch.nn.utils")
+compiling = framework("torch._dynamo.testing")
 
 
 def parameters(*dtypes, seed=0):
@@ -644,6 +645,48 @@ def test_what_an_operator_does_not_take_leaves_the_graph():
     whole = torch.compile(step, backend="aot_eager", fullgraph=True)
     with pytest.raises(RuntimeError, match=r"grads\['w'\]"):
         whole(named, error_if_nonfinite=True)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, of errors in graphs
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_norm": -1.0}, "max_norm must be at least 0, not -1.0"),
+        ({"max_norm": NAN}, "max_norm must be at least 0, not nan"),
+        ({"scale": INF}, "scale must be finite, not inf"),
+        ({"parameters": "twice"}, "two parameters named 'w'"),
+    ],
+)
+def test_a_graph_refuses_what_calls_refuse(options, error):
+    """To an operator a number is a tensor, whose value nothing checks."""
+    given, expected = parameters(torch.float32), parameters(torch.float32)
+    twice = [("w", parameter) for parameter in given]
+
+    def step():
+        named = twice if "parameters" in options else given
+        ours.clip_grad_norm_(**({"max_norm": 1.0} | options | {"parameters": named}))
+
+    torch._dynamo.reset()
+    with pytest.raises(ValueError, match=error):
+        torch.compile(step, backend="eager")()
+    assert_same(given, expected, rtol=0, atol=0)
+
+
+def test_a_graph_takes_any_limit():
+    """The first one is a constant, and so is the order of the norm."""
+    counter = compiling.CompileCounterWithBackend("aot_eager")
+    (weight,) = parameters(torch.float64)[:1]
+
+    def step(limit):
+        return ours.clip_grad_norm_([weight], limit, "inf", scale=0.5)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend=counter, fullgraph=True)
+    for limit in (8.0, 4.0, 2.5, 1.5):
+        weight.grad = torch.full_like(weight, -16.0)
+        assert compiled(limit) == 8
+        assert (weight.grad == -limit).all()
+    assert counter.frame_count == 2
 
 
 def test_gradients_without_elements_share_nothing():

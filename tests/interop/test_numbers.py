@@ -45,6 +45,28 @@ def called(operation, given):
         return None, str(error)
 
 
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_an_integer_is_a_number(library):
+    """A count of tokens, in host memory."""
+    make = LIBRARIES[library]().make
+    for count in (2, 3):
+        grads, number = make(np.array([3.0, 4.0], np.float32)), make(np.array(count))
+        scaled, norm = gradkit.clip_by_global_norm(grads, number, scale=number)
+        assert norm == 5 * count
+        np.testing.assert_allclose(np.asarray(scaled), np.array([0.6, 0.8]) * count, rtol=1e-6)
+    with pytest.raises(ValueError, match="max_norm must be at least 0, not -1"):
+        gradkit.clip_by_global_norm(grads, make(np.array(-1)))
+
+
+def test_jit_traces_a_python_integer():
+    jax, theirs = framework("jax"), framework("gradkit.jax")
+    grads = [np.array([3.0, 4.0], np.float32)]
+    (clipped,), norm = jax.jit(theirs.clip_by_global_norm)(grads, 1)
+    (added,) = jax.jit(theirs.accumulate_grads)(grads, grads, scale=2)
+    assert norm == 5
+    np.testing.assert_allclose([clipped, added], [[0.6, 0.8], [9, 12]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "group_norm", "batch_norm"])
 def test_numbers_of_norms_that_are_differentiated(name):
     """By name, of tensors, of JAX's arrays and of what it traces."""
