@@ -9,6 +9,7 @@ import numpy as np
 
 from gradkit._arrays.dlpack import OwnMemory, exportable
 from gradkit._backend import Array, Shape, Spec
+from gradkit._dtypes import FLOATS
 
 
 class TensorFlow(OwnMemory):
@@ -41,6 +42,8 @@ class TensorFlow(OwnMemory):
                 "is symbolic and has no values yet; call gradkit outside of tf.function, or "
                 "through tf.numpy_function"
             )
+        if array.dtype in (tf.string, tf.resource, tf.variant):  # whose export ends the process
+            raise TypeError(f"has dtype {array.dtype.name}; accepted: {', '.join(FLOATS)}")
         return super().view(array, write=write, detach=detach)
 
     def empty(self, spec: Spec, like: Any) -> tuple[Array, Any] | None:

@@ -440,6 +440,8 @@ def test_casts_of_tensorflows_tensors(tf):
         gradkit.layer_norm(tf.ones(3, tf.int32))
     with pytest.raises(TypeError, match=r"pass tf\.cast\(grads\['w'\], tf\.float32\)$"):
         gradkit.grad_norm({"w": tf.ones(3, tf.int32)})
+    with pytest.raises(TypeError, match=r"^grads\[0\] has dtype string; accepted: float16"):
+        gradkit.grad_norm([tf.constant("no memory that others read")])
     with pytest.raises(TypeError, match=r"pass tf\.cast\(scale, x\.dtype\) \("):
         gradkit.layer_norm(x, scale)
 
