@@ -440,8 +440,7 @@ def norms_left(model: nn.Module) -> dict[str, str]:
     reasons = {}
     for path, module in model.named_modules():
         kind = type(module)
-        of_utils = kind.__module__.startswith("torch.nn.utils.")  # of weights, not of data
-        if kind in _OURS or isinstance(module, gradkit_norms) or of_utils:
+        if kind in _OURS or isinstance(module, gradkit_norms):
             continue
         base = next((theirs for theirs in _OURS if isinstance(module, theirs)), None)
         if base is not None:
@@ -450,7 +449,7 @@ def norms_left(model: nn.Module) -> dict[str, str]:
         elif isinstance(module, nn.modules.lazy.LazyModuleMixin) and "Norm" in kind.__name__:
             reason = "gets its shape in its first call; call replace_norms after that"
             reasons[path] = f"{kind.__name__} {reason}"
-        elif "norm" in kind.__name__.lower():
+        elif "norm" in kind.__name__.lower() and not kind.__module__.startswith("torch.nn.utils."):
             reasons[path] = f"{kind.__name__} is no norm of torch.nn that gradkit has"
     return reasons
 

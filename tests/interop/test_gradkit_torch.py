@@ -641,12 +641,19 @@ def test_norms_that_are_left_to_others():
 
     weighed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
     own = [torch.nn.LayerNorm(2), Ours(2), ours.AddRMSNorm(2), ours.InvertibleLayerNorm(2)]
-    model = torch.nn.Sequential(weighed, *own, LlamaRMSNorm(), torch.nn.LazyBatchNorm1d())
+    parametrized = torch.nn.LayerNorm(2)
+    torch.nn.utils.parametrize.register_parametrization(parametrized, "weight", torch.nn.ReLU())
+    others = LlamaRMSNorm(), torch.nn.LazyBatchNorm1d(), parametrized
+    model, of_torch = (
+        torch.nn.Sequential(weighed, *own, *others),
+        "a subclass of torch.nn.LayerNorm",
+    )
     for _ in range(2):
         left = ours.norms_left(model)
         assert left == {
             "5": "LlamaRMSNorm is no norm of torch.nn that gradkit has",
             "6": "LazyBatchNorm1d gets its shape in its first call; call replace_norms after that",
+            "7": f"ParametrizedLayerNorm is {of_torch}, which may compute something else",
         }
         ours.replace_norms(model)
 
