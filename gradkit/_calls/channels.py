@@ -7,7 +7,7 @@ channels, and a scale and a bias for each channel.
 from math import prod
 from typing import Any, Protocol
 
-from gradkit._backend import Address, Engine, Shape
+from gradkit._backend import Address, Engine
 from gradkit._calls import checks, engines
 from gradkit._calls.layouts import ChannelLayout, GroupLayout, VectorLayout
 from gradkit._calls.record import Call, in_place, result
@@ -368,6 +368,7 @@ def check_momentum(momentum: Any, running_mean: Any) -> None:
 
 
 def elements(data: Any, axis: int) -> int:
-    """Number of elements of each channel."""
-    shape: Shape = data.shape
-    return prod(shape[:axis]) * prod(shape[axis + 1 :])
+    """Number of elements of each channel; the axis may be counted from the end."""
+    shape = list(data.shape)
+    del shape[axis]
+    return prod(shape)

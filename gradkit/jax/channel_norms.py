@@ -89,7 +89,7 @@ class _TracedBatchNorm(TracedNorm[...]):
             return gradients_by_name
         # An all_gather: JAX's own knows no axis of a vmap in a backward pass.
         rows = jax.lax.psum(jnp.where(own_row.reshape(-1, 1, 1, 1), sums_here, 0), axis_name)
-        apply = partial(_apply_sums, axis, float(_elements(x, axis) * len(own_row)))
+        apply = partial(_apply_sums, axis, float(channels.elements(x, axis) * len(own_row)))
         kind = ResultShape(x.shape, x.dtype, sharding=sharding_of(x))
         (dx,) = call(self.refusal, apply, [kind], (*operands, rows))
         return gradients_by_name | {"dx": dx}
@@ -430,12 +430,8 @@ def _apply_sums(axis: int, count: float, outs: list[Any], ins: list[Any]) -> Non
 
 def _check_elements(x: Any, axis: int, rows: Any) -> None:
     """Raise unless a batch has a variance."""
-    count, problem = _elements(x, axis), "x has one element per channel"
+    count, problem = channels.elements(x, axis), "x has one element per channel"
     if rows is not None:
         count, problem = count * len(rows), f"{problem} on all devices together"
     if x.shape[axis]:
         checks.enough(count, problem)
-
-
-def _elements(x: Any, axis: int) -> int:
-    return channels.elements(x, axis % x.ndim)

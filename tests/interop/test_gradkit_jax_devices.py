@@ -29,7 +29,8 @@ def values(*shape, seed=0):
 
 def batch_loss(x, scale, bias, *running, axis_name=None):
     norm = by_running if running else gradkit.jax.batch_norm
-    y, *statistics = norm(x, scale, bias, *running, axis_name=axis_name)
+    axes = {"channel_axis": -1, "axis_name": axis_name}
+    y, *statistics = norm(jnp.moveaxis(x, 1, -1), scale, bias, *running, **axes)
     return (y**3).sum(), statistics
 
 

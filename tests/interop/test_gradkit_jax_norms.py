@@ -346,6 +346,14 @@ def test_running_statistics_keep_their_dtype(dtype):
     assert_all_same_bits(made[1:], wanted)
 
 
+def test_running_statistics_of_channels_last(way):  # noqa: ARG001
+    x, *given = channels("float32", "float32", known=True)
+    found = jax.jit(by_running)(x, *given)
+    last = jax.jit(partial(by_running, channel_axis=-1))(np.moveaxis(x, 1, -1), *given)
+    for one, other in zip(found[1:], last[1:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
 def test_running_statistics_through_a_scan():
     """A training loop carries them; a batch without elements moves nothing."""
     batches = values((5, 4, 3))
