@@ -210,8 +210,9 @@ def accumulate_grads(
         **Read and written in place:** what rounding drops, so that ``buffers + compensation`` is
         the sum, as exactly as two numbers of the buffers' dtype can hold it; zeros at first. In
         float64, ``change = compensation + scale * grad``, ``sum = buffer + change``; then
-        ``buffer = round(sum)`` and ``compensation = round(sum - buffer)``, or 0 where the buffer
-        is not finite. ``overwrite`` replaces both. Norms are those of the buffers alone.
+        ``buffer = round(sum)`` and ``compensation = round(sum - buffer)``, with what ``sum`` lost
+        by rounding, or 0 where the buffer is not finite. ``overwrite`` replaces both. Norms are
+        those of the buffers alone.
     rounding : {"nearest", "stochastic"}
         "stochastic" rounds each sum, which is computed in float64, up or down to 16-bit buffers,
         with probabilities that make the expected value the sum: to within 2^-33 units in the last

@@ -24,7 +24,7 @@ def words(seed: Any) -> Any:
 
 def flag(value: Any, label: str) -> Any:
     """A bool, or an array of one."""
-    if isinstance(value, jax.Array):
+    if isinstance(value, (jax.Array, np.ndarray)):
         if value.dtype == bool and value.shape == ():
             return value
         kind = f"{value.dtype} of shape {value.shape}"

@@ -63,7 +63,9 @@ def test_jit_traces_a_python_integer():
     grads = [np.array([3.0, 4.0], np.float32)]
     (clipped,), norm = jax.jit(theirs.clip_by_global_norm)(grads, 1)
     (added,) = jax.jit(theirs.accumulate_grads)(grads, grads, scale=2)
+    (kept,) = theirs.accumulate_grads(grads, grads, do_update=np.array(False))  # as NumPy's verdict
     assert norm == 5
+    np.testing.assert_array_equal(kept, grads[0])
     np.testing.assert_allclose([clipped, added], [[0.6, 0.8], [9, 12]], rtol=1e-6)
 
 
