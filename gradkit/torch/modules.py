@@ -5,6 +5,7 @@ Arguments and ``state_dict`` keys are those of ``torch.nn``.
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Any, TypeVar
 
 import torch
@@ -323,6 +324,12 @@ class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
     """``torch.nn.InstanceNorm3d``, with its arguments, computed by :func:`instance_norm`."""
 
 
+def _with_group(initialise: Any) -> Signature:
+    theirs = signature(initialise)
+    group = Parameter("group", Parameter.KEYWORD_ONLY, default=None)
+    return theirs.replace(parameters=[*theirs.parameters.values(), group])
+
+
 class _BatchNormModule(nn.modules.batchnorm._BatchNorm):
     """``group``, a keyword or an attribute that may be set later, is that of ``batch_norm``."""
 
@@ -331,6 +338,9 @@ class _BatchNormModule(nn.modules.batchnorm._BatchNorm):
     def __init__(self, *args: Any, group: Group | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.group = group
+
+    # As torch.nn.utils.skip_init looks at it. PyTorch's own arguments are those of its version.
+    __init__.__signature__ = _with_group(nn.modules.batchnorm._BatchNorm.__init__)  # type: ignore[attr-defined]
 
     @_leaf
     def forward(self, input: Tensor) -> Tensor:

@@ -630,6 +630,12 @@ def test_replaced_modules_stay_what_they_were():
     assert type(ours.replace_norms(torch.nn.LayerNorm(3))) is ours.LayerNorm
 
 
+def test_modules_without_initial_values():
+    """PyTorch looks for a device among their arguments."""
+    made = torch.nn.utils.skip_init(ours.BatchNorm2d, 3, eps=0.5, group=None)
+    assert (made.eps, made.weight.shape) == (0.5, (3,))
+
+
 def test_norms_that_are_left_to_others():
     """Before the swap and after it; gradkit's own and their subclasses are not among them."""
 
