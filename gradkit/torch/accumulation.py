@@ -87,7 +87,7 @@ class GradAccumulator:
         _refuse_shared(grads)
         parts: Any = clipping.local(grads)
         for k, grad in grads.items():
-            if k not in self._sums:
+            if k not in self._added and not _is_sum_of(self._sums.get(k), grad):
                 self._sums[k] = torch.empty_like(grad, dtype=_wide(grad.dtype))
         for first in (True, False):
             chosen = [k for k in grads if (k not in self._added) == first]
@@ -225,6 +225,12 @@ def _refuse_shared(grads: dict[int, Tensor]) -> None:
                 f"grads[{before}] and grads[{k}] share memory, which would count twice; give each "
                 "parameter a gradient of its own"
             )
+
+
+def _is_sum_of(total: Tensor | None, grad: Tensor) -> bool:
+    """Return whether gradients fit a sum of earlier steps, since which a model may have moved."""
+    wanted = grad.shape, grad.device, _wide(grad.dtype)
+    return total is not None and (total.shape, total.device, total.dtype) == wanted
 
 
 def _wide(dtype: Any) -> Any:

@@ -689,6 +689,19 @@ def test_a_graph_takes_any_limit():
     assert counter.frame_count == 2
 
 
+def test_a_model_may_change_between_steps():
+    """Its sums are of its new dtype and shapes."""
+    (weight,) = parameters(torch.float32)[:1]
+    accumulator = ours.GradAccumulator([weight])
+    assert accumulator.finish() == ours.get_total_norm(weight.grad)
+    weight.grad, weight.data = None, torch.zeros(2, dtype=torch.float64)
+    for _ in range(2):
+        weight.grad = torch.tensor([3.0, 4.0], dtype=torch.float64)
+        accumulator.add()
+    assert accumulator.finish(max_norm=1.0) == 10
+    torch.testing.assert_close(weight.grad, torch.tensor([0.6, 0.8], dtype=torch.float64))
+
+
 def test_gradients_without_elements_share_nothing():
     """Their memory is at one address, or at none."""
     parameters = [torch.nn.Parameter(torch.ones(n)) for n in (0, 2, 0)]
