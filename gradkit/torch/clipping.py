@@ -242,8 +242,8 @@ def clip_grad_norm_(
     return norm
 
 
-@in_graphs(clip_with_norm_call)
 @norm_comes(2)
+@in_graphs(clip_with_norm_call)
 def clip_grads_with_norm_(
     parameters: Parameters,
     max_norm: float | Tensor,

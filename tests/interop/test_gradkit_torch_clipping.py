@@ -1,6 +1,7 @@
 """``gradkit.torch``'s clipping and accumulation beside ``torch.nn.utils``."""
 
 import copy
+import itertools
 import math
 from functools import partial
 
@@ -463,9 +464,11 @@ def test_a_norm_and_a_limit_cannot_be_swapped():
     """Gradkit's order, and any of two numbers, is an error; a guard's limit is none."""
     given = [parameter([3.0, 4.0])]
     norm, limit = ours.get_total_norm([p.grad for p in given]), torch.tensor(2.5)
-    for numbers in ((norm, 2.5), (5.0, 2.5)):
+    refused = (norm, 2.5), (5.0, 2.5)
+    graph = torch.compile(ours.clip_grads_with_norm_, backend="eager")
+    for call, numbers in itertools.product((ours.clip_grads_with_norm_, graph), refused):
         with pytest.raises(TypeError, match=r"by keyword.* pass max_norm=.*, total_norm=2\.5"):
-            ours.clip_grads_with_norm_(given, *numbers)
+            call(given, *numbers)
     assert given[0].grad.tolist() == [3, 4]
     ours.clip_grads_with_norm_(given, limit, norm)
     assert given[0].grad.tolist() == [1.5, 2]
