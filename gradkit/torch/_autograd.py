@@ -354,6 +354,8 @@ def _function_at_once(name: str, norm: Norm) -> Any:
         *args, compute = inputs
         results = compute(*args)
         tensors, ctx.options = keep(args, results)
+        if norm.residual:
+            ctx.mark_non_differentiable(*results[_differentiable(norm, ctx) : 2])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         return results[seen]
@@ -377,7 +379,7 @@ def _function_of_operators(name: str, norm: Norm) -> Any:
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         results = as_tuple(output)
         tensors, ctx.options = norm.keep(inputs, results)
-        ctx.mark_non_differentiable(*results[norm.results :])
+        ctx.mark_non_differentiable(*results[_differentiable(norm, ctx) :])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
 
@@ -387,6 +389,11 @@ def _function_of_operators(name: str, norm: Norm) -> Any:
     backward = _backward(norm, compute)
     forward = partial(_below_autograd, norm.overload)
     return _function(name, forward, backward, setup_context=staticmethod(setup_context))
+
+
+def _differentiable(norm: Norm, ctx: Any) -> int:
+    """Number of results that have gradients; a sum has none if neither summand needs one."""
+    return norm.results if any(ctx.needs_input_grad[: norm.results]) else 1
 
 
 def _function(name: str, forward: Any, backward: Any, **more: Any) -> Any:

@@ -630,6 +630,18 @@ def test_replaced_modules_stay_what_they_were():
     assert type(ours.replace_norms(torch.nn.LayerNorm(3))) is ours.LayerNorm
 
 
+@pytest.mark.parametrize("compiler", [None, "aot_eager"])
+def test_a_sum_of_constants_needs_no_gradient(compiler):
+    """As in PyTorch, also if the weight does."""
+    norm, (x, residual) = ours.AddRMSNorm(4), torch.ones(2, 3, 4)
+    torch._dynamo.reset()
+    call = torch.compile(norm, backend=compiler) if compiler else norm
+    y, s = call(x, residual)
+    assert (y.requires_grad, s.requires_grad) == (True, False)
+    y, s = call(x, residual.requires_grad_())
+    assert y.requires_grad and s.requires_grad
+
+
 def test_modules_without_initial_values():
     """PyTorch looks for a device among their arguments."""
     made = torch.nn.utils.skip_init(ours.BatchNorm2d, 3, eps=0.5, group=None)
