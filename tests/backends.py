@@ -88,7 +88,7 @@ class Backend:
 
 # The files whose operations are compiled.
 COMPILED_FILES = {
-    *("bad_input/test_bad_input.py", "calls/test_sequences.py", "calls/test_several_roles.py"),
+    *("bad_input/test_bad_input.py", "calls/test_sequences.py", "calls/test_layouts.py"),
     "calls/test_strided_rows.py",
     "cpu/test_compiled.py",
     *("distributed/test_batch_norm_over_ranks.py", "distributed/test_groups.py"),
@@ -96,7 +96,8 @@ COMPILED_FILES = {
     *("values/test_accumulation.py", "values/test_averaging.py", "values/test_batch_norm.py"),
     *("values/test_batch_norm_inference.py", "values/test_block_clipping.py"),
     *("values/test_channel_norms.py", "values/test_clipping.py", "values/test_clipping_scaled.py"),
-    *("values/test_compensation.py", "values/test_exact_norms.py", "values/test_gated_norm.py"),
+    *("values/test_compensation.py", "values/test_every_norm.py", "values/test_exact_norms.py"),
+    "values/test_gated_norm.py",
     *("values/test_golden.py", "values/test_group_norm.py", "values/test_normalization.py"),
     *("values/test_residual_norms.py", "values/test_running_statistics.py"),
     *("values/test_samples.py", "values/test_spikes.py", "values/test_statistics.py"),

@@ -159,7 +159,7 @@ TABLE: dict[str, dict[str, Row]] = {
             BATCH_TESTS + "test_channels_last_equals_channels_first",
         ),
         "groups that do not divide the channels": refused.group_counts(),
-        "groups without elements": (CHANNEL_TESTS + "test_no_elements",),
+        "groups without elements": ("tests/values/test_every_norm.py::test_no_elements",),
         "one element a group": (GROUP_TESTS + "test_one_element_a_group",),
         "NaN or infinity in one group": (GROUP_TESTS + "test_groups_are_independent_bit_for_bit",),
         "groups with an offset of 1e4 deviations": (

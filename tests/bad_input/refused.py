@@ -953,7 +953,7 @@ def _output(operation, types, position):
         yield cell(message, lambda _, g: g[main][::-1])
         yield cell(message, lambda _, g: g[main][:, ::-1])
         allowed = operation.record.results[position].may_be
-        for other in {"x", "y"} & {*operation.arrays} - {main, *allowed}:
+        for other in {"x", "y", "gate", "residual"} & {*operation.arrays} - {main, *allowed}:
             message = f"{label} shares memory with {other} .*pass another array"
             yield cell(message, lambda _, g, other=other: g[other])
     else:

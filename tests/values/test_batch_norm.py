@@ -16,20 +16,17 @@ from tests.tolerances import assert_same_bits
 TYPES = pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
 
 
-def batch_norm(backend, p, out=None, *, over=False):
-    """Statistics of 16 bits come where ``out`` has such arrays; ``over``: y where x is."""
-    x, scale, bias = p.on(backend, "x", "scale", "bias")
-    out = (x, None, None) if over else out
-    if out is None and "16" in p.statistics:
+def batch_norm(backend, p):
+    """Statistics of 16 bits come where ``out`` has such arrays."""
+    given, out = p.on(backend, "x", "scale", "bias"), None
+    if "16" in p.statistics:
         out = (None, *(backend.asarray(np.empty_like(a)) for a in (p.mean, p.inv_std)))
-    return gradkit.batch_norm(x, scale, bias, eps=p.eps, out=out, **p.where)
+    return gradkit.batch_norm(*given, eps=p.eps, out=out, **p.where)
 
 
-def batch_norm_grad(backend, p, *, over=False, **options):
-    """``over``: dx takes the place of dy."""
+def batch_norm_grad(backend, p):
     arguments = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
-    options |= {"out": (arguments[0], None, None)} if over else {}
-    return gradkit.batch_norm_grad(*arguments, **p.where, **options)
+    return gradkit.batch_norm_grad(*arguments, **p.where)
 
 
 def check(backend, p):

@@ -12,7 +12,7 @@ import gradkit
 from tests import oracles, tolerances
 from tests.layouts import LAYOUTS
 from tests.problems import BATCH_TYPES, make, problems, tiny
-from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits, assert_within
+from tests.tolerances import DTYPES, assert_same_bits, assert_within
 
 TYPES = pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
 
@@ -28,14 +28,14 @@ def known(p):
     return p
 
 
-def forward(backend, p, **options):
+def forward(backend, p):
     given = p.on(backend, "x", "scale", "bias", "mean", "var")
-    return gradkit.batch_norm_inference(*given, eps=p.eps, **p.where, **options)
+    return gradkit.batch_norm_inference(*given, eps=p.eps, **p.where)
 
 
-def gradient(backend, p, **options):
+def gradient(backend, p):
     given = p.on(backend, "dy", "x", "scale", "mean", "var")
-    return gradkit.batch_norm_inference_grad(*given, eps=p.eps, **p.where, **options)
+    return gradkit.batch_norm_inference_grad(*given, eps=p.eps, **p.where)
 
 
 def reference(p):
@@ -176,16 +176,9 @@ def test_down_to_the_smallest_number(backend, types):
         check(backend, p)
 
 
-@pytest.mark.parametrize(
-    "shape", [(0, 3), (0, 3, 5), (4, 3, 0), (4, 0), (1, 3), (1, 3, 1, 1)], ids=str
-)
-def test_few_or_no_elements(backend, shape):
-    p = known(make(shape, axis=1, batch=True))
-    y, (dx, dscale, dbias) = forward(backend, p), gradient(backend, p)
-    assert y.shape == dx.shape == shape
-    check_gradient(backend, p, dx, dscale, dbias)
-    if p.x.size:
-        check_forward(backend, p, y)
+@pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)], ids=str)
+def test_one_element_a_channel(backend, shape):
+    check(backend, known(make(shape, axis=1, batch=True)))
 
 
 def test_variances_at_and_below_zero(backend):
@@ -215,36 +208,6 @@ def test_nan_stays_where_it_is(backend, where):
     assert dx.sum() == {"dy": 1, "var": 20}.get(where, 0)
     assert dscale.tolist() == [False, True, False]
     assert dbias.tolist() == [False, where == "dy", False]
-
-
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_out_and_results_over_their_inputs(backend, layout):
-    p = known(make((6, 4, 9), axis=1, batch=True))
-    p.dy, p.x = LAYOUTS[layout](p.dy), LAYOUTS[layout](p.x)
-    y, gradients = forward(backend, p), gradient(backend, p)
-    x, scale, bias, mean, var, dy = p.on(backend, "x", "scale", "bias", "mean", "var", "dy")
-    out = tuple(backend.asarray(np.empty_like(backend.asnumpy(g))) for g in gradients)
-    found = gradkit.batch_norm_inference_grad(dy, x, scale, mean, var, out=out)
-    for got, own, ref in zip(found, out, gradients, strict=True):
-        assert got is own
-        assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
-    found = gradkit.batch_norm_inference_grad(dy, x, scale, mean, var, out=(dy, None, None))
-    assert found[0] is dy
-    assert_all_same_bits(found, gradients, backend)
-    assert gradkit.batch_norm_inference(x, scale, bias, mean, var, out=x) is x
-    assert_same_bits(backend.asnumpy(x), backend.asnumpy(y))
-
-
-@TYPES
-def test_no_scale_is_a_scale_of_ones(backend, types):
-    p = known(make((9, 5, 4), types, axis=1, batch=True))
-    p.scale, p.bias = np.ones_like(p.scale), np.zeros_like(p.bias)
-    y, (dx, _, _) = forward(backend, p), gradient(backend, p)
-    p.scale = p.bias = None
-    assert_same_bits(backend.asnumpy(forward(backend, p)), backend.asnumpy(y))
-    bare = gradient(backend, p)
-    assert bare[1:] == (None, None)
-    assert_same_bits(backend.asnumpy(bare[0]), backend.asnumpy(dx))
 
 
 def test_engines():

@@ -171,26 +171,6 @@ def test_shapes(backend, shape, types, activation, before):
     gated(shape, types, activation=activation, before=before, offset=0.5).check(backend)
 
 
-@BEFORE
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (2, 0, 3), (2, 3, 0)], ids=str)
-@pytest.mark.parametrize("affine", [True, False])
-def test_no_elements(backend, shape, affine, before):
-    for axis in range(len(shape)):
-        g = gated(shape, axis=axis, affine=affine, before=before)
-        g.p.eps = 0.25
-        y, inv_std = g.forward(backend)
-        assert y.shape == shape
-        if not np.prod(shape[axis:]):
-            assert (backend.asnumpy(inv_std) == 2).all()
-        g.check_gradients(backend, *g.backward(backend))
-
-
-@BEFORE
-@pytest.mark.parametrize("shape", [(9, 64), (3, 8200)], ids=str)
-def test_without_a_scale(backend, shape, before):
-    gated(shape, affine=False, before=before).check(backend)
-
-
 @pytest.mark.sampled(3)
 @TYPES
 @BEFORE
@@ -379,45 +359,3 @@ def test_rows_at_strides_of_their_own(backend, name, before):
     host = getattr(owner, name)
     setattr(owner, name, np.concatenate([host, host[::-1] + 1], axis=-1)[..., :16])
     assert_all_same_bits((*g.forward(backend), *g.backward(backend)), expected, backend)
-
-
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_arrays_of_any_layout(backend, layout):
-    """Read and written with the bits of arrays without gaps."""
-    g, lay = gated((3, 4, 8)), LAYOUTS[layout]
-    expected = [backend.asnumpy(a) for a in (*g.forward(backend), *g.backward(backend))]
-    for name in ("dy", "x", "scale", "inv_std"):
-        setattr(g.p, name, lay(getattr(g.p, name)))
-    g.gate = lay(g.gate)
-    out = [backend.asarray(lay(np.full_like(a, np.nan))) for a in expected]
-    found = *g.forward(backend, out=tuple(out[:2])), *g.backward(backend, out=tuple(out[2:]))
-    for got, array, ref in zip(found, out, expected, strict=True):
-        assert got is array
-        assert_same_bits(backend.asnumpy(got), ref)
-
-
-@pytest.mark.sampled(3)
-@BEFORE
-@pytest.mark.parametrize("shape", [(70, 33), (2, 40_001)], ids=str)
-@pytest.mark.parametrize("place", [0, 1], ids=["dx", "dgate"])
-def test_the_gradient_over_dy(backend, shape, place, before):
-    g = gated(shape, before=before)
-    expected = [backend.asnumpy(a) for a in g.backward(backend)]
-    dy, x, scale, inv_std = g.p.on(backend, "dy", "x", "scale", "inv_std")
-    out = [None] * 3
-    out[place] = dy
-    given = dy, x, backend.asarray(g.gate), scale, inv_std
-    found = gradkit.gated_rms_norm_grad(*given, out=tuple(out), **g.how)
-    assert found[place] is dy
-    assert_all_same_bits(found, expected, backend)
-
-
-@pytest.mark.parametrize(("place", "name"), [(0, "gate"), (1, "x")])
-def test_gradients_over_other_arguments_are_refused(backend, place, name):
-    g = gated((4, 8))
-    dy, x, scale, inv_std = g.p.on(backend, "dy", "x", "scale", "inv_std")
-    gate = backend.asarray(g.gate)
-    out = [None] * 3
-    out[place] = {"gate": gate, "x": x}[name]
-    with pytest.raises(ValueError, match=rf"out\[{place}\].*{name}"):
-        gradkit.gated_rms_norm_grad(dy, x, gate, scale, inv_std, out=tuple(out))

@@ -20,18 +20,14 @@ TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
 SHAPES = [(5, 12), (3, 12, 7), (4, 12, 3, 5), (2, 12, 3, 1, 5)]
 
 
-def group_norm(backend, p, *, over=False, **options):
-    """``over``: y takes the place of x."""
+def group_norm(backend, p):
     x, scale, bias = p.on(backend, "x", "scale", "bias")
-    options |= {"out": (x, None, None)} if over else {}
-    return gradkit.group_norm(x, p.groups, scale, bias, eps=p.eps, **p.where, **options)
+    return gradkit.group_norm(x, p.groups, scale, bias, eps=p.eps, **p.where)
 
 
-def group_norm_grad(backend, p, *, over=False, **options):
-    """``over``: dx takes the place of dy."""
+def group_norm_grad(backend, p):
     arguments = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
-    options |= {"out": (arguments[0], None, None)} if over else {}
-    return gradkit.group_norm_grad(*arguments, **p.where, **options)
+    return gradkit.group_norm_grad(*arguments, **p.where)
 
 
 def check(backend, p):
