@@ -217,11 +217,6 @@ class Numbered(EmulatedDevice):
             Numbered.current = before
 
 
-def _number(value):
-    torch = framework("torch")
-    return torch.full((), value, dtype=torch.float64)
-
-
 @contextmanager
 def cuda_tensors_on_both(number_of):
     """While CPU tensors are CUDA ones of device 0 or 1; a new one is on the current device."""

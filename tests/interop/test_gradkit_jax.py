@@ -21,30 +21,14 @@ from gradkit.jax import _callbacks
 from tests import bad_input
 from tests.backends import Backend
 from tests.bad_input.arguments import Cell, Factory
+from tests.interop.test_gradkit_jax_norms import values
 from tests.operations import OPERATIONS
-from tests.tolerances import DTYPES, assert_same_bits
-
-ROWS = ("layer_norm", "invertible_layer_norm", "rms_norm", "invertible_rms_norm")
+from tests.tolerances import assert_same_bits
 
 
-def values(shape, dtype="float32", seed=0):
-    x = np.random.default_rng(seed).normal(0.5, 2, shape)
-    return np.asarray(x).astype(DTYPES[dtype])
-
-
-def arguments(name, shape, t="float32", v="float32", axis=-1):
-    """x, and parameters without a zero."""
-    tail = shape[1:2] if name == "batch_norm" else shape[axis:]
-    count = 1 if "rms" in name else 2
-    parameters = [values(tail, v, seed) for seed in range(1, 1 + count)]
-    parameters[0] = np.abs(parameters[0]) + DTYPES[v].type(0.5)
-    return [values(shape, t), *parameters]
-
-
-def output(name):
-    """The function as one with one result."""
-    function = getattr(gradkit.jax, name)
-    return function if name in ROWS else lambda *args, **kw: function(*args, **kw)[0]
+def arguments(shape):
+    """The data of a layer norm, scale and bias."""
+    return [values(shape), *(values(shape[-1:], seed=seed) for seed in (1, 2))]
 
 
 # Values
@@ -63,7 +47,7 @@ def test_statistics_of_the_batch_without_a_gradient():
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3)])
 def test_arrays_without_elements(shape):
-    x, scale, bias = arguments("layer_norm", shape)
+    x, scale, bias = arguments(shape)
     gradients = jax.jit(jax.grad(lambda *a: gradkit.jax.layer_norm(*a).sum(), (0, 1, 2)))
     for got, like in zip(gradients(x, scale, bias), (x, scale, bias), strict=True):
         np.testing.assert_array_equal(got, np.zeros_like(like))
@@ -73,7 +57,7 @@ def test_arrays_without_elements(shape):
 
 
 def test_vmap_moves_axes_in_front():
-    x, scale, bias = arguments("layer_norm", (4, 5))
+    x, scale, bias = arguments((4, 5))
     many = np.stack([x, x * 2, x * 3], axis=-1)
     made = jax.vmap(gradkit.jax.layer_norm, (-1, None, None))(many, scale, bias)
     for k in range(3):
@@ -98,7 +82,7 @@ def test_results_are_written_where_xla_wants_them(monkeypatch, in_python):  # no
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_inputs_stay_as_they_are_and_may_be_donated():
-    x, scale, bias = map(jnp.asarray, arguments("layer_norm", (8, 16)))
+    x, scale, bias = map(jnp.asarray, arguments((8, 16)))
     before = np.array(x)
 
     def step(x, scale, bias):
@@ -178,7 +162,7 @@ def test_an_axis_that_there_is_not():
 @pytest.mark.parametrize("name", ["invertible_layer_norm", "invertible_rms_norm"])
 def test_what_cannot_be_inverted_is_an_error_at_run_time(name):
     def loss(x, scale):
-        return output(name)(x, scale).sum()
+        return getattr(gradkit.jax, name)(x, scale).sum()
 
     x, scale = jnp.ones((2, 3)), jnp.array([1.0, 0.0, 1.0])
     with pytest.raises(jax.errors.JaxRuntimeError, match="scale is zero or subnormal at flat"):
