@@ -12,13 +12,14 @@ from math import inf
 
 from tests.bad_input import answered, refused
 from tests.bad_input.arguments import Cell
-from tests.operations import C, R
 
 REGRESSIONS, LISTS_ON_CUDA = "tests/values/test_regressions.py::", "tests/cuda/test_lists.py::"
 CUDA, INTEROP = "tests/cuda/test_normalization.py::", "tests/interop/"
 ROW_TESTS, BATCH_TESTS = "tests/values/test_normalization.py::", "tests/values/test_batch_norm.py::"
 GROUP_TESTS = "tests/values/test_group_norm.py::"
 CHANNEL_TESTS = "tests/values/test_channel_norms.py::"
+EVERY_NORM = "tests/values/test_every_norm.py::"
+SUMS = "tests/values/test_accumulation.py::"
 
 Row = Iterator[Cell] | tuple[str, ...]  # cells, or the tests that hold it
 
@@ -84,19 +85,19 @@ TABLE: dict[str, dict[str, Row]] = {
         "out that is no place for the norm": refused.outputs_of_lists(),
     },
     "norm gradients": {
-        "no rows: dscale = dbias = 0": answered.normed((0, 5), norms=answered.NORMS),
-        "rows of length 0": answered.normed((5, 0)),
-        "no channels": answered.normed((3, 0, 2), axis=1, norms=answered.BATCH_NORMS),
-        "rows of length 1: dx of layer norm exactly 0": answered.together(
-            answered.normed((6, 1)), answered.one_column()
+        "no rows: dscale = dbias = 0": (EVERY_NORM + "test_no_elements",),
+        "rows of length 0": (EVERY_NORM + "test_no_elements",),
+        "no channels": (EVERY_NORM + "test_no_elements",),
+        "rows of length 1: dx of layer norm exactly 0": (
+            ROW_TESTS + "test_one_column_has_no_gradient",
         ),
         "rows of 31 to 12289": (ROW_TESTS + "test_row_lengths", CUDA + "test_row_norms"),
         "65535, 65536 and 65537 rows": (
             ROW_TESTS + "test_row_counts",
             REGRESSIONS + "test_apex_411_onnxruntime_28724_more_rows_than_a_grid_has_blocks",
         ),
-        "as many rows as no tile has": answered.together(
-            answered.normed((33, 7)), answered.normed((97, 5))
+        "as many rows as no tile has": (
+            REGRESSIONS + "test_attorch_18_a_last_partial_block_is_summed",
         ),
         "more than 2^31 and 2^32 elements": (
             REGRESSIONS + "test_pytorch_181600_and_others_indices_are_wide",
@@ -105,14 +106,12 @@ TABLE: dict[str, dict[str, Row]] = {
             CUDA + "test_partial_sums_beyond_32_bits",
             CUDA + "test_batches_of_more_elements_than_32_bits_can_count",
         ),
-        "rank 1 to 5, any axis": answered.every_axis(answered.ROW_NORMS, (1, 2, 3, 4, 5)),
+        "rank 1 to 5, any axis": (ROW_TESTS + "test_every_axis_of_every_rank",),
         "scale None, and a bias": answered.normed(
             (9, 65), answered.without("scale"), norms=answered.BIASED_FORWARD
         ),
         "bias None": answered.normed((9, 65), answered.without("bias"), norms=answered.BIASED),
-        "scale and bias None": answered.normed(
-            (9, 65), answered.without("scale", "bias"), norms=answered.NORMS
-        ),
+        "scale and bias None": (EVERY_NORM + "test_no_scale_is_a_scale_of_ones",),
         "0 in scale": answered.normed(
             (9, 65), answered.with_zeros_in_scale, norms=answered.FROM_INPUT
         ),
@@ -123,24 +122,18 @@ TABLE: dict[str, dict[str, Row]] = {
         "an offset of 1e4 deviations": answered.normed(
             (9, 257), answered.with_an_offset, norms=answered.CENTRED
         ),
-        "NaN in one row": (ROW_TESTS + "test_rows_are_independent_bit_for_bit",),
+        "NaN in one row": (EVERY_NORM + "test_what_is_not_finite_stays_where_it_counts",),
         "NaN in one channel": (
             CHANNEL_TESTS + "test_what_a_channel_holds_stays_out_of_its_neighbours",
         ),
-        "dy of stride 0": answered.normed(
-            (6, 40), answered.with_broadcast_dy, norms=answered.NORMS
+        "dy of stride 0": (REGRESSIONS + "test_pytorch_1866_quack_88_a_gradient_of_stride_0",),
+        "transposed, channels-last, misaligned": (
+            "tests/calls/test_layouts.py::test_no_layout_changes_a_bit",
+            BATCH_TESTS + "test_every_channel_axis_of_every_rank",
         ),
-        "dy and x transposed": answered.normed(
-            (6, 40), answered.in_layout("Fortran", "dy", "x"), norms=answered.NORMS
-        ),
-        "channels-last": answered.normed(
-            (3, 4, 5, 6), answered.in_layout("rolled", "dy", "x"), axis=1, norms=answered.NORMS
-        ),
-        "misaligned": answered.normed(
-            (6, 40), answered.in_layout("misaligned", "dy", "x"), norms=answered.NORMS
-        ),
-        "dy and x laid out otherwise": answered.normed(
-            (6, 40), answered.in_layout("Fortran", "dy"), norms=answered.NORMS
+        "dy and x laid out otherwise": (
+            "tests/calls/test_layouts.py::test_no_layout_changes_a_bit",
+            REGRESSIONS + "test_pytorch_64100_layouts_that_differ",
         ),
         "shapes that do not match": refused.other_shapes(),
         "dtypes that do not match": refused.other_combinations(),
@@ -159,9 +152,11 @@ TABLE: dict[str, dict[str, Row]] = {
             BATCH_TESTS + "test_channels_last_equals_channels_first",
         ),
         "groups that do not divide the channels": refused.group_counts(),
-        "groups without elements": ("tests/values/test_every_norm.py::test_no_elements",),
+        "groups without elements": (EVERY_NORM + "test_no_elements",),
         "one element a group": (GROUP_TESTS + "test_one_element_a_group",),
-        "NaN or infinity in one group": (GROUP_TESTS + "test_groups_are_independent_bit_for_bit",),
+        "NaN or infinity in one group": (
+            EVERY_NORM + "test_what_is_not_finite_stays_where_it_counts",
+        ),
         "groups with an offset of 1e4 deviations": (
             CHANNEL_TESTS + "test_a_mean_of_many_deviations",
         ),
@@ -171,23 +166,24 @@ TABLE: dict[str, dict[str, Row]] = {
             "tests/cudnn/test_gpu.py::test_batch_limits_are_probed",
             "tests/cudnn/test_library.py::test_the_limits_of_a_descriptor_are_the_librarys",
         ),
-        "rank 2 to 5, any channel_axis": answered.every_axis(answered.BATCH_NORMS, (2, 3, 4, 5)),
+        "rank 2 to 5, any channel_axis": (BATCH_TESTS + "test_every_channel_axis_of_every_rank",),
     },
     "accumulating and zeroing": {
-        "the buffer as its own gradient": answered.accumulated(alias=True),
+        "the buffer as its own gradient": (SUMS + "test_a_buffer_added_to_itself_doubles",),
         "a gradient that partly overlaps the buffer": refused.gradients_within_the_buffer(),
         "a buffer that is read-only or overlaps itself": refused.unwritable_buffers(),
         "a gradient that would grow the buffer": refused.gradients_that_grow_the_buffer(),
         "averages of nothing that they can hold": refused.averages(),
         "containers that do not match": refused.lists_that_do_not_match(),
         "compensation that does not fit": refused.compensation_that_does_not_fit(),
-        "gradients that broadcast": answered.accumulated([(), (1,), (R, 1), (1, C)]),
-        "a narrower gradient": answered.accumulated(addends=answered.narrower),
-        "a wider gradient": refused.wider_gradients(),
-        "a wider gradient that is asked for": answered.accumulated(
-            addends=answered.wider, casting="same_kind"
+        "gradients that broadcast": (
+            SUMS + "test_adds_with_one_rounding",
+            SUMS + "test_overwrites",
         ),
-        "zero over NaN, in every layout": answered.zeroed(),
+        "a narrower gradient": (SUMS + "test_adds_with_one_rounding", SUMS + "test_overwrites"),
+        "a wider gradient": refused.wider_gradients(),
+        "a wider gradient that is asked for": (SUMS + "test_wider_gradients_when_asked_for",),
+        "zero over NaN, in every layout": (SUMS + "test_zeroes_large_arrays_in_any_layout",),
     },
 }
 ROWS = {

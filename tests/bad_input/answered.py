@@ -1,7 +1,6 @@
 """Odd input that has an answer: right to the suite's bounds, and no byte changed beside it."""
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -13,10 +12,10 @@ from gradkit._cuda.list_tables import CAPACITY, DIMS
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.backends import Backend
-from tests.bad_input.arguments import Cell, Factory, values
+from tests.bad_input.arguments import Cell, Factory
 from tests.layouts import LAYOUTS
-from tests.operations import OPERATIONS, ROW_NORMS, C, R
-from tests.problems import LAYER_TYPES, make
+from tests.operations import OPERATIONS, ROW_NORMS
+from tests.problems import make
 from tests.tolerances import DTYPES, assert_same_bits, assert_ulps
 
 NAN, INF = math.nan, math.inf
@@ -205,19 +204,6 @@ def _check_norm(name, types, shape, axis, changes, options, backend):
     assert a.memory() == before
 
 
-def one_column():
-    """A value minus its own mean: nothing to pass on, to the last bit."""
-    for types in LAYER_TYPES:
-        yield Cell(f"layer norm of {'-'.join(types)}", partial(_check_one_column, types))
-
-
-def _check_one_column(types, backend):
-    p = make((6, 1), types)
-    arguments = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
-    dx, _, _ = gradkit.layer_norm_grad(*arguments)
-    assert not backend.asnumpy(dx).any()
-
-
 def without(*names):
     return lambda p: replace(p, **dict.fromkeys(names))
 
@@ -236,80 +222,3 @@ def with_an_offset(p):
     """Of 1e4 deviations; of 100 where the dtype has not the digits for more."""
     offset = 1e4 if p.x.itemsize > 2 else 100
     return replace(p, x=(p.x.astype(np.float64) + offset).astype(p.x.dtype))
-
-
-def with_broadcast_dy(p):
-    return replace(p, dy=np.broadcast_to(p.dy.reshape(-1)[:1].reshape((1,) * p.dy.ndim), p.x.shape))
-
-
-def in_layout(layout, *names):
-    return lambda p: replace(p, **{name: LAYOUTS[layout](getattr(p, name)) for name in names})
-
-
-def every_axis(norms, ranks, **options):
-    for rank in ranks:
-        shape = (2, 3, 1, 4, 5)[-rank:]
-        for axis in range(-rank, rank):
-            yield from normed(shape, norms=norms, axis=axis, **options)
-
-
-def together(*several: Iterable[Cell]) -> Iterator[Cell]:
-    for cells in several:
-        yield from cells
-
-
-# Accumulation
-
-
-def accumulated(shapes=((R, C),), *, addends=None, casting="safe", alias=False):
-    """``buffer += grad`` and ``buffer = grad``, rounded once."""
-    for name in DTYPES:
-        for addend in addends(name) if addends else (name,):
-            for shape in shapes:
-                check = partial(_check_accumulated, name, addend, shape, casting, alias)
-                yield Cell(f"{name} += {addend} of shape {shape}", check)
-
-
-def _check_accumulated(name, addend, shape, casting, alias, backend):
-    a, host = Factory(backend), values(name, R, C)
-    grad = host if alias else draw_.values(shape, addend, 3)
-    for function, options in (
-        ("accumulate_grad", {}),
-        ("accumulate_grad_v2", {}),
-        ("accumulate_grad_v2", {"overwrite": True}),
-    ):
-        buffer = a(host)
-        given = buffer if alias else a(grad)
-        before = backend.memory(given)
-        getattr(gradkit, function)(buffer, given, casting=casting, **options)
-        wide = np.broadcast_to(grad, (R, C)).astype(np.longdouble)
-        expected = wide if options else host.astype(np.longdouble) + wide
-        ulps = tolerances.ACCUMULATED_ULPS
-        assert_ulps(backend.asnumpy(buffer), expected.astype(host.dtype), ulps)
-        assert alias or backend.memory(given) == before
-
-
-def narrower(name):
-    return {"float32": ("float16", "bfloat16"), "float64": ("float16", "bfloat16", "float32")}.get(
-        name, ()
-    )
-
-
-def wider(name):
-    return tuple(other for other in DTYPES if DTYPES[other].itemsize > DTYPES[name].itemsize)
-
-
-def zeroed():
-    """Over NaN and infinity, in every layout: +0, and the gaps as they were."""
-    for name in DTYPES:
-        for layout in LAYOUTS:
-            yield Cell(f"{name}, {layout}", partial(_check_zeroed, name, layout))
-
-
-def _check_zeroed(name, layout, backend):
-    a, host = Factory(backend), LAYOUTS[layout](draw_.values((3, 4), name))
-    host[1, 1], host[2, 3] = NAN, -INF
-    grad = a(host)
-    gradkit.zero_grad([grad])
-    host.fill(0)
-    assert backend.memory(grad) == HOST.memory(host)

@@ -10,16 +10,7 @@ from tests.operations import OPERATIONS
 
 HERE = {title: row for title, row in ROWS.items() if isinstance(row[0], Cell)}
 REFUSED = [title for title, row in HERE.items() if row[0].raises]
-
-
-def answered():
-    """Rows of good input, of every shape, compile most: the kernels' own tests have these too."""
-    long = ("rank 1 to 5, any axis", "rows of length 1:", "no rows:")
-    return [
-        pytest.param(title, marks=pytest.mark.slow) if any(w in title for w in long) else title
-        for title in HERE
-        if title not in REFUSED
-    ]
+ANSWERED = [title for title in HERE if title not in REFUSED]
 
 
 def try_all(backend, title):
@@ -43,7 +34,7 @@ def test_what_is_refused(backend, title):
 @pytest.mark.guarantee("Safe from overflow", "No gradients", "No cancellation", "In place or not")
 @pytest.mark.guarantee("Dtypes", "Casting", "Aliasing")
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("title", answered())
+@pytest.mark.parametrize("title", ANSWERED)
 def test_what_is_answered(backend, title):
     try_all(backend, title)
 

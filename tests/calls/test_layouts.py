@@ -13,7 +13,6 @@ NORMS = of("rows", "channels", "groups")
 # One pack, odd rows, and rows and runs that are read twice.
 SHAPES = {"rows": [(5, 64), (3, 33), (2, 20_001)]}
 IMAGES = [(6, 6, 7), (2, 6, 3001)]
-ALIASED = pytest.mark.guarantee("Aliasing")
 LONG = pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)])
 
 
@@ -77,7 +76,7 @@ OVER = [
 ]
 
 
-@ALIASED
+@pytest.mark.guarantee("Aliasing")
 @pytest.mark.sampled(3)
 @LONG
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
@@ -124,7 +123,7 @@ def lying(backend, host, gap):
     return backend.asarray(room[..., : host.shape[-1]])
 
 
-@ALIASED
+@pytest.mark.guarantee("Aliasing")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("types", "gap"), [(FLOAT32, 3), (("bfloat16", "float32", "bfloat16"), 0)], ids=str

@@ -213,11 +213,12 @@ def test_zeroes_bit_for_bit(backend, data):
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_zeroes_large_arrays_in_any_layout(backend, layout):
-    host = LAYOUTS[layout](np.full((3, 7, 780), np.nan))
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_zeroes_large_arrays_in_any_layout(backend, name, layout):
+    host = LAYOUTS[layout](np.full((3, 7, 780), np.nan, DTYPES[name]))
     grad = backend.asarray(host)
     gradkit.zero_grad([grad])
-    assert_same_bits(backend.asnumpy(grad), np.zeros(host.shape))
+    assert_same_bits(backend.asnumpy(grad), np.zeros(host.shape, host.dtype))
     assert_rest_untouched(backend, grad, host)
 
 

@@ -83,7 +83,10 @@ def test_what_is_not_finite_stays_where_it_counts(backend, name, layout, kind, v
     """Other rows, groups and channels keep their bits; sums over rows have it in one column."""
     operation = OPERATIONS[name]
     types, lay = operation.types[kind], LAYOUTS[layout]
-    for shape in ROWS if operation.family == "rows" else IMAGES:
+    shapes = ROWS if operation.family == "rows" else IMAGES
+    if kind == 0 and shapes is ROWS:  # rows that are read twice
+        shapes = [*ROWS, (5, 40_001) if backend.on_host else (5, 140_000)]
+    for shape in (each for each in shapes if np.prod(each) <= 4 * backend.max_elements):
         plain = given_to(backend, name, types, shape, lay=lay)
         before = [backend.asnumpy(a) for a in leaves(operation.function(**plain))]
         place = (3, 2, 7)[: len(shape)]

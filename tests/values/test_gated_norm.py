@@ -282,26 +282,15 @@ def test_squares_beyond_float32(backend, before):
         g.check_forward(backend, *g.forward(backend))
 
 
-@pytest.mark.sampled(5)
 @BEFORE
-@pytest.mark.parametrize("name", ["x", "gate", "dy"])
 @pytest.mark.parametrize("shape", [(70, 33), (5, 8200)], ids=str)
-def test_a_row_does_not_feel_another(backend, shape, name, before):
-    """Bit for bit, also beside one that is NaN, and alone."""
+def test_two_rows_alone_have_the_bits_of_a_batch(backend, shape, before):
     g = gated(shape, before=before)
-    fine = [*g.forward(backend), *g.backward(backend)[:2]]
-    fine = [backend.asnumpy(a) for a in fine]
-    host = g.gate if name == "gate" else getattr(g.p, name)
-    host[3, 7] = np.nan
-    spoilt = [*g.forward(backend), *g.backward(backend)[:2]]
-    for got, ref in zip(spoilt, fine, strict=True):
-        assert_same_bits(np.delete(backend.asnumpy(got), 3, 0), np.delete(ref, 3, 0))
-    assert np.isnan(backend.asnumpy(g.backward(backend)[2])).any()
+    fine = [backend.asnumpy(a) for a in (*g.forward(backend), *g.backward(backend)[:2])]
     p = g.p
     p.x, p.dy, p.inv_std, g.gate = p.x[:2], p.dy[:2], p.inv_std[:2], g.gate[:2]
     alone = [*g.forward(backend), *g.backward(backend)[:2]]
-    for got, ref in zip(alone, fine, strict=True):
-        assert_same_bits(backend.asnumpy(got), ref[:2])
+    assert_all_same_bits(alone, [ref[:2] for ref in fine], backend)
 
 
 # Memory
@@ -347,15 +336,3 @@ def test_views_of_one_projection(backend, types, width, before):
         out = both[place], None
         y, _ = gradkit.gated_rms_norm(*both, scale, eps=g.p.eps, out=out, **g.how)
         assert_same_bits(backend.asnumpy(y), expected[0])
-
-
-@BEFORE
-@pytest.mark.parametrize("name", ["dy", "x", "gate"])
-def test_rows_at_strides_of_their_own(backend, name, before):
-    """One array begins its rows elsewhere than the others."""
-    g = gated((2, 3, 16), before=before)
-    expected = [backend.asnumpy(a) for a in (*g.forward(backend), *g.backward(backend))]
-    owner = g if name == "gate" else g.p
-    host = getattr(owner, name)
-    setattr(owner, name, np.concatenate([host, host[::-1] + 1], axis=-1)[..., :16])
-    assert_all_same_bits((*g.forward(backend), *g.backward(backend)), expected, backend)

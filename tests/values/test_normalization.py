@@ -146,10 +146,12 @@ def test_a_constant_gradient(backend, types, shape):
         check_norm(backend, p, "layer_norm_grad")
 
 
-def test_one_column_has_no_gradient(backend):
-    dx, _, dbias = norm(backend, p := make((6, 1)), "layer_norm_grad")
-    assert not backend.asnumpy(dx).any()
-    np.testing.assert_allclose(backend.asnumpy(dbias), p.dy.sum(axis=0), rtol=1e-6)
+@TYPES
+def test_one_column_has_no_gradient(backend, types):
+    p = make((6, 1), types)
+    assert not backend.asnumpy(norm(backend, p, "layer_norm_grad")[0]).any()
+    for name in ROW_NORMS:
+        check_norm(backend, problem(name, (6, 1), types), name)
 
 
 @pytest.mark.guarantee("Any magnitude")
@@ -216,30 +218,6 @@ def test_without_eps_a_reciprocal_may_be_beyond_float32(backend):
         assert np.isfinite(backend.asnumpy(finite[0])).all()
 
 
-@pytest.mark.guarantee("Independent")
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("shape", [(70, 33), (5, 8200), (5, 140_000)])
-def test_rows_are_independent_bit_for_bit(backend, value, shape):
-    """One spoilt row leaves the other rows' dx as they were, and spoils every dscale."""
-    if np.prod(shape) > 4 * backend.max_elements:
-        pytest.skip("too large for this backend")
-    for name in ("layer_norm_grad", "rms_norm_grad"):
-        p = problem(name, shape)
-        fine, dscale, *_ = norm(backend, p, name)
-        p.x[3, 7] = value
-        spoilt, bad, *_ = norm(backend, p, name)
-        fine, spoilt = backend.asnumpy(fine), backend.asnumpy(spoilt)
-        assert not np.isfinite(spoilt[3]).any()
-        assert_same_bits(np.delete(spoilt, 3, 0), np.delete(fine, 3, 0))
-        columns = np.arange(shape[1]) != 7
-        assert_same_bits(backend.asnumpy(bad)[columns] * 0, backend.asnumpy(dscale)[columns] * 0)
-        p.x[3, 7] = 0.0
-        p.dy[3] = np.nan
-        spoilt, bad, *_ = norm(backend, p, name)
-        assert_same_bits(np.delete(backend.asnumpy(spoilt), 3, 0), np.delete(fine, 3, 0))
-        assert np.isnan(backend.asnumpy(bad)).all()
-
-
 @pytest.mark.guarantee("Batch-invariant")
 @given(data=st.data())
 def test_a_row_does_not_depend_on_the_rows_beside_it(backend, data):
@@ -269,19 +247,6 @@ def _of_each_row(p, dy, x, mean, inv_std):
         *gradkit.gated_rms_norm(x, dy, p.scale),
         *gradkit.gated_rms_norm_grad(dy, x, dy, p.scale, inv_std)[:2],
     )
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("types", [t for t in LAYER_TYPES if "bfloat16" in t], ids="-".join)
-@pytest.mark.parametrize("columns", [40, 16_400])
-def test_nan_stays_nan_where_its_bits_are_rounded(backend, types, columns):
-    p = make((3, columns), types)
-    p.dy[1, 2] = np.nan
-    for name in ("layer_norm_grad", "invertible_layer_norm_grad"):
-        dx, dscale, dbias = (np.isnan(backend.asnumpy(g)) for g in norm(backend, p, name))
-        assert dx[1].all()
-        assert not dx[[0, 2]].any()
-        assert dscale.nonzero()[0].tolist() == dbias.nonzero()[0].tolist() == [2]
 
 
 @pytest.mark.parametrize("columns", [32, 4104])
@@ -355,13 +320,3 @@ def test_squares_outside_float32(backend, name, exponent, mean):
     assert_same_bits(backend.asnumpy(x), backend.asnumpy(y))
     p.centred, p.bias = False, None
     check_norm(backend, p, "rms_norm")
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_reaches_its_rows_statistics_and_no_others(backend, value):
-    x = np.ones((3, 5), np.float32) * np.arange(5, dtype=np.float32)
-    x[1, 2] = value
-    _, mean, inv_std = map(backend.asnumpy, gradkit.layer_norm(backend.asarray(x)))
-    assert not np.isfinite(mean[1])
-    assert np.isnan(inv_std[1])
-    assert np.isfinite([mean[[0, 2]], inv_std[[0, 2]]]).all()
