@@ -16,13 +16,11 @@ from gradkit import _numpy
 from gradkit._backend import LARGE, Array, Shape, Spec
 from gradkit._calls.backend import OPERATIONS, Services, names_in
 from gradkit._calls.channels import ChannelOperations
-from gradkit._calls.layouts import SampleLayout
 from gradkit._calls.lists import AccumulateGrad, AccumulateGradV2
 from gradkit._calls.rows import RowOperations
-from gradkit._calls.samples import lead_of
 from gradkit._cpu.exact import *
 from gradkit._cpu.lists import *
-from gradkit._cpu.norms import compiled_norm
+from gradkit._cpu.norms import PER_SAMPLE, compiled_norm
 
 
 def outputs(specs: Sequence[Spec | None]) -> list[Array | None]:
@@ -52,9 +50,7 @@ def takes_memory(call: Any) -> bool:
     if isinstance(call, (AccumulateGrad, AccumulateGradV2)):
         return True
     types = call.plan.launcher
-    if type(types) is not int or types < 0:
-        return False
-    return not (isinstance(call.layout, SampleLayout) and lead_of(call))
+    return type(types) is int and 0 <= types < PER_SAMPLE
 
 
 for _name in names_in(ChannelOperations, RowOperations):

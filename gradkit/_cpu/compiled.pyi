@@ -25,18 +25,16 @@ def norms(
     norm_type: float,
     by: float,
     per_tensor: bool,
-    threads: int,
     norm: Norm,
     found_inf: Flags | None,
     /,
 ) -> None: ...
-def stats(grads: Sequence[Any], threads: int, parts: bool, rows: Any, /) -> None: ...
+def stats(grads: Sequence[Any], parts: bool, rows: Any, /) -> None: ...
 def norm_parts(
     grads: Sequence[Any],
     norm_type: float,
     per_tensor: bool,
     copies: Sequence[int] | None,
-    threads: int,
     rows: Any,
     /,
 ) -> None: ...
@@ -45,22 +43,18 @@ def unit_norms(
     axes: Sequence[tuple[int, ...]],
     norm_type: float,
     mean: bool,
-    threads: int,
     norms: Any,
     /,
 ) -> None: ...
-def scale_units(
-    grads: Sequence[Any], outs: Sequence[Any], axes: Any, factors: Any, threads: int, /
-) -> None: ...
-def scale(grads: Sequence[Any], outs: Sequence[Any], factor: float, threads: int, /) -> None: ...
-def clamp(grads: Sequence[Any], outs: Sequence[Any], limit: float, threads: int, /) -> None: ...
-def zero(grads: Sequence[Any], threads: int, /) -> None: ...
+def scale_units(grads: Sequence[Any], outs: Sequence[Any], axes: Any, factors: Any, /) -> None: ...
+def scale(grads: Sequence[Any], outs: Sequence[Any], factor: float, /) -> None: ...
+def clamp(grads: Sequence[Any], outs: Sequence[Any], limit: float, /) -> None: ...
+def zero(grads: Sequence[Any], /) -> None: ...
 def accumulate(
     buffers: Sequence[Any],
     grads: Sequence[Any],
     scale: float,
     overwrite: bool,
-    threads: int,
     norm: Norm | None,
     grad_norm: Norm | None,
     /,
@@ -71,19 +65,15 @@ def compensate(
     compensation: Sequence[Any],
     scale: float,
     overwrite: bool,
-    threads: int,
     /,
 ) -> None: ...
-def average(
-    averages: Sequence[Any], params: Sequence[Any], decay: float, threads: int, /
-) -> None: ...
+def average(averages: Sequence[Any], params: Sequence[Any], decay: float, /) -> None: ...
 def adamw(
     params: Sequence[Any],
     grads: Sequence[Any],
     moments: Sequence[Any],
     variances: Sequence[Any],
     numbers: np.ndarray[Any, Any],
-    threads: int,
     key: int,
     offsets: Sequence[int] | None,
     /,
@@ -97,7 +87,6 @@ def sgd(
     momentum: float,
     decay: float,
     nesterov: bool,
-    threads: int,
     key: int,
     offsets: Sequence[int] | None,
     /,
@@ -107,14 +96,11 @@ def accumulate_at_random(
     grads: Sequence[Any],
     scale: float,
     overwrite: bool,
-    threads: int,
     key: int,
     offsets: Sequence[int],
     /,
 ) -> None: ...
 def exact_sums(
-    instruction_set: str,
-    threads: int,
     order: int,
     arrays: list[Any],
     dtypes: list[int],

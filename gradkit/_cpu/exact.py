@@ -3,7 +3,6 @@
 import gradkit._cpu.compiled as compiled
 from gradkit._calls.lists import ExactSums
 from gradkit._dtypes import float_of
-from gradkit._threads import workers
 
 __all__ = ["exact_sums"]
 
@@ -12,5 +11,5 @@ def exact_sums(call: ExactSums) -> None:
     """Write the digits of each row's sum, and the sum of what is not finite behind them."""
     grads = [grad.ravel(order="K") for grad in call.grads]  # a copy if there are gaps
     dtypes = [float_of(grad.dtype).code for grad in grads]
-    numbers = compiled.instruction_set(), workers(), int(call.norm_type)
-    compiled.exact_sums(*numbers, grads, dtypes, [*call.rows], len(call.sums), call.sums)
+    rows, count = [*call.rows], len(call.sums)
+    compiled.exact_sums(int(call.norm_type), grads, dtypes, rows, count, call.sums)

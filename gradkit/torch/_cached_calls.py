@@ -15,7 +15,6 @@ from torch.autograd.graph import increment_version
 from gradkit import _host as host
 from gradkit._arrays.torch import Making, make_all, making_of, seen_on_host
 from gradkit._calls import engines
-from gradkit._threads import workers
 
 Compute: TypeAlias = Callable[..., tuple[Any, ...]]
 
@@ -63,7 +62,7 @@ class CachedCalls:
         if layouts is None:
             return None
         numbers = self._numbers(args)
-        return layouts, numbers, *map(type, numbers), workers()
+        return layouts, numbers, *map(type, numbers)
 
 
 def _picker(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

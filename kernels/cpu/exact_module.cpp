@@ -2,11 +2,9 @@
 
 #include "exact_module.h"
 
-#include <cstring>
 #include <memory>
 #include <vector>
 
-#include "exact_sums.h"
 #include "module.h"
 #include "pool.h"
 
@@ -16,15 +14,6 @@ namespace {
 
 constexpr i64 PIECE = 1 << 16;  // elements that a thread takes at a time
 constexpr i64 ITEMSIZE[] = {2, 2, 4};
-
-AddExactly kernel_of(const char* instruction_set) {
-#ifdef GRADKIT_X86_64
-    if (std::strcmp(instruction_set, "x86-64-v4") == 0) return x86_64_v4::add_exactly;
-    if (std::strcmp(instruction_set, "x86-64-v3") == 0) return x86_64_v3::add_exactly;
-#endif
-    (void)instruction_set;
-    return baseline::add_exactly;
-}
 
 // A gradient's memory, for as long as this lives.
 struct Gradient {
@@ -59,8 +48,9 @@ public:
     }
 
     // False if it was given up.
-    bool share(int threads) {
-        const i64 items = static_cast<i64>(pieces.size()), most = items < threads ? items : threads;
+    bool share() {
+        const i64 items = static_cast<i64>(pieces.size()), threads = threads_to_use();
+        const i64 most = items < threads ? items : threads;
         sums.resize(rows_ * most);
         return share_out(*this, items, static_cast<int>(most));
     }
@@ -83,12 +73,11 @@ private:
 
 // `out`: for each row its digits and what is not finite, in float64.
 void exact_sums(
-    const char* instruction_set, int threads, int order, nb::list arrays, nb::list dtypes,
-    nb::list rows, int count, nb::handle out
+    int order, nb::list arrays, nb::list dtypes, nb::list rows, int count, nb::handle out
 ) {
     std::vector<std::unique_ptr<Gradient>> gradients;
     Patience patience(interrupted);
-    Pieces pieces(kernel_of(instruction_set), order, count, patience);
+    Pieces pieces(exact_kernel(), order, count, patience);
     for (size_t k = 0; k < arrays.size(); ++k) {
         const Dtype dtype = static_cast<Dtype>(nb::cast<int>(dtypes[k]));
         gradients.push_back(std::make_unique<Gradient>(arrays[k], dtype, nb::cast<int>(rows[k])));
@@ -99,7 +88,7 @@ void exact_sums(
     bool done;
     {
         const WithoutGil released;
-        done = pieces.share(threads);
+        done = pieces.share();
     }
     if (!done) {
         PyBuffer_Release(&written);

@@ -63,7 +63,7 @@ private:
 
 // Calls run(setting), without the interpreter's lock if that pays. Only what writes nothing is ever
 // given up.
-template <typename F> void compute(i64 elements, int threads, bool writes, F run) {
+template <typename F> void compute(i64 elements, bool writes, F run) {
     if (elements < WORTH_RELEASING) {
         Patience patience(nullptr);
         run(ListSetting{list_kernels(), 1, patience});
@@ -73,15 +73,15 @@ template <typename F> void compute(i64 elements, int threads, bool writes, F run
     Patience patience(writes ? nullptr : interrupted);
     {
         const WithoutGil released;
-        done = run(ListSetting{list_kernels(), threads, patience});
+        done = run(ListSetting{list_kernels(), threads_to_use(), patience});
     }
     if (!done) throw nb::python_error();
 }
 
-std::vector<Part> parts_of(nb::handle grads, double p, bool each, int threads) {
+std::vector<Part> parts_of(nb::handle grads, double p, bool each) {
     const List list = side_by_side(grads);
     std::vector<Part> parts(each ? list.length() : 1);
-    compute(list.elements(), threads, false, [&](const ListSetting& setting) {
+    compute(list.elements(), false, [&](const ListSetting& setting) {
         return each ? parts_of_each(list, setting, p, parts.data())
                     : part_of_all(list, setting, p, parts[0]);
     });
@@ -92,10 +92,9 @@ bool is_finite(const Part& part) { return part.hi - part.hi == 0; }
 
 // norm[k] = by * (sum |g|^p)^(1/p), and whether elements were not finite.
 void norms(
-    nb::handle grads, double p, double by, bool each, int threads, nb::handle norm,
-    nb::handle found_inf
+    nb::handle grads, double p, double by, bool each, nb::handle norm, nb::handle found_inf
 ) {
-    const std::vector<Part> parts = parts_of(grads, p, each, threads);
+    const std::vector<Part> parts = parts_of(grads, p, each);
     const Numbers to(norm), found(found_inf);
     for (size_t k = 0; k < parts.size(); ++k) {
         to.set(k, norm_of(parts[k], p, by));
@@ -114,10 +113,10 @@ double* write_part(double* to, const Part& part) {
 
 // Rows without gaps: norm, largest magnitude, mean, counts of zeros and of what is not finite; or if
 // `parts`, what they are computed from, and the number of elements.
-void stats(nb::handle grads, int threads, bool parts, nb::handle rows) {
+void stats(nb::handle grads, bool parts, nb::handle rows) {
     const List list = side_by_side(grads);
     std::vector<Stats> found(list.length());
-    compute(list.elements(), threads, false, [&](const ListSetting& setting) {
+    compute(list.elements(), false, [&](const ListSetting& setting) {
         return stats_of_each(list, setting, found.data());
     });
     const Buffer buffer(rows.ptr());
@@ -140,10 +139,10 @@ void stats(nb::handle grads, int threads, bool parts, nb::handle rows) {
 
 // Rows (hi, lo, scale), without gaps. Each gradient's sum is divided by the number of its copies.
 void norm_parts(
-    nb::handle grads, double p, bool each, nb::handle copies, int threads, nb::handle rows
+    nb::handle grads, double p, bool each, nb::handle copies, nb::handle rows
 ) {
     const bool counted = !copies.is_none();
-    std::vector<Part> parts = parts_of(grads, p, each || counted, threads);
+    std::vector<Part> parts = parts_of(grads, p, each || counted);
     if (counted) {
         for (size_t k = 0; k < parts.size(); ++k) divide(parts[k], p, nb::cast<double>(copies[k]));
         if (!each) {
@@ -189,7 +188,7 @@ Units units_of(const Buffer& buffer, nb::handle axes) {
 
 // norms[k] = (sum |g|^p)^(1/p) of each unit, without gaps; `mean`: of the mean of |g|^p.
 void unit_norms(
-    nb::handle grads, nb::handle axes, double p, bool mean, int threads, nb::handle norms
+    nb::handle grads, nb::handle axes, double p, bool mean, nb::handle norms
 ) {
     const Sequence items(grads), each(axes);
     const Buffer buffer(norms.ptr());
@@ -212,34 +211,34 @@ void unit_norms(
         of_whole.push_back(units);
     }
     std::vector<Part> parts(whole.length());
-    compute(whole.elements(), threads, false, [&](const ListSetting& setting) {
+    compute(whole.elements(), false, [&](const ListSetting& setting) {
         return parts_of_each(whole, setting, p, parts.data());
     });
     for (size_t k = 0; k < parts.size(); ++k) {
         if (mean && of_whole[k].size) divide(parts[k], p, static_cast<double>(of_whole[k].size));
         *of_whole[k].norms = norm_of(parts[k], p, 1);
     }
-    compute(elements, threads, false, [&](const ListSetting& setting) {
+    compute(elements, false, [&](const ListSetting& setting) {
         return norms_of_units(several, setting, p, mean);
     });
 }
 
-template <typename F> void write(const List& list, int threads, F run) {
-    compute(list.elements(), threads, true, [&](const ListSetting& setting) {
+template <typename F> void write(const List& list, F run) {
+    compute(list.elements(), true, [&](const ListSetting& setting) {
         run(setting);
         return true;
     });
 }
 
-void scale_list(nb::handle grads, nb::handle outs, double factor, int threads) {
+void scale_list(nb::handle grads, nb::handle outs, double factor) {
     const List list = side_by_side(outs, grads);
-    write(list, threads, [&](const ListSetting& setting) { scale(list, setting, factor); });
+    write(list, [&](const ListSetting& setting) { scale(list, setting, factor); });
 }
 
 // By the factors of units, which follow each other array by array. In place, an array whose factors
 // are 1 is left out.
 void scale_units(
-    nb::handle grads, nb::handle outs, nb::handle axes, nb::handle factors, int threads
+    nb::handle grads, nb::handle outs, nb::handle axes, nb::handle factors
 ) {
     const Sequence from(grads), to(outs), each(axes);
     const Buffer all(factors.ptr());
@@ -263,22 +262,22 @@ void scale_units(
         next += count;
         if (!ones) list.append(numbers(out->shape), out->ndim, sides, 3);
     }
-    write(list, threads, [&](const ListSetting& setting) { scale_each(list, setting); });
+    write(list, [&](const ListSetting& setting) { scale_each(list, setting); });
 }
 
-void clamp_list(nb::handle grads, nb::handle outs, double limit, int threads) {
+void clamp_list(nb::handle grads, nb::handle outs, double limit) {
     const List list = side_by_side(outs, grads);
-    write(list, threads, [&](const ListSetting& setting) { clamp(list, setting, limit); });
+    write(list, [&](const ListSetting& setting) { clamp(list, setting, limit); });
 }
 
-void zero_list(nb::handle grads, int threads) {
+void zero_list(nb::handle grads) {
     const List list = side_by_side(grads);
-    write(list, threads, [&](const ListSetting& setting) { zero(list, setting); });
+    write(list, [&](const ListSetting& setting) { zero(list, setting); });
 }
 
 // `norm`, `grad_norm`: those of the buffers after that and of the gradients, unless None.
 void accumulate_list(
-    nb::handle buffers, nb::handle grads, double scale, bool overwrite, int threads,
+    nb::handle buffers, nb::handle grads, double scale, bool overwrite,
     nb::handle norm, nb::handle grad_norm
 ) {
     const List list = side_by_side(buffers, grads);
@@ -287,28 +286,27 @@ void accumulate_list(
     for (int side = 0; side < 2; ++side)
         if (!wanted[side].is_none() && !list.has_gaps()) squares[side] = &parts[side];
     if (list.has_gaps() && !grad_norm.is_none())
-        norms(grads, 2, 1, false, threads, grad_norm, nb::none());
-    write(list, threads, [&](const ListSetting& setting) {
+        norms(grads, 2, 1, false, grad_norm, nb::none());
+    write(list, [&](const ListSetting& setting) {
         accumulate(list, setting, scale, overwrite, squares);
     });
-    if (list.has_gaps() && !norm.is_none()) norms(buffers, 2, 1, false, threads, norm, nb::none());
+    if (list.has_gaps() && !norm.is_none()) norms(buffers, 2, 1, false, norm, nb::none());
     for (int side = 0; side < 2; ++side)
         if (squares[side]) Numbers(wanted[side]).set(0, norm_of(parts[side], 2, 1));
 }
 
 void compensate_list(
-    nb::handle buffers, nb::handle grads, nb::handle compensation, double scale, bool overwrite,
-    int threads
+    nb::handle buffers, nb::handle grads, nb::handle compensation, double scale, bool overwrite
 ) {
     const List list = side_by_side(buffers, grads, compensation);
-    write(list, threads, [&](const ListSetting& setting) {
+    write(list, [&](const ListSetting& setting) {
         compensate(list, setting, scale, overwrite);
     });
 }
 
-void average_list(nb::handle averages, nb::handle params, double decay, int threads) {
+void average_list(nb::handle averages, nb::handle params, double decay) {
     const List list = side_by_side(averages, params);
-    write(list, threads, [&](const ListSetting& setting) { average(list, setting, decay); });
+    write(list, [&](const ListSetting& setting) { average(list, setting, decay); });
 }
 
 // Counters from `offsets`, one for each array; none if they are None.
@@ -321,12 +319,12 @@ std::unique_ptr<Counters> counters_of(uint64_t key, nb::handle offsets) {
 }
 
 void accumulate_list_at_random(
-    nb::handle buffers, nb::handle grads, double scale, bool overwrite, int threads, uint64_t key,
+    nb::handle buffers, nb::handle grads, double scale, bool overwrite, uint64_t key,
     nb::handle offsets
 ) {
     const List list = side_by_side(buffers, grads);
     const auto from = counters_of(key, offsets);
-    write(list, threads, [&](const ListSetting& setting) {
+    write(list, [&](const ListSetting& setting) {
         accumulate_at_random(list, setting, scale, overwrite, *from);
     });
 }
@@ -334,25 +332,25 @@ void accumulate_list_at_random(
 // `numbers`: the doubles of kernels/updates.cuh.
 void adamw_list(
     nb::handle params, nb::handle grads, nb::handle moments, nb::handle variances, nb::handle numbers,
-    int threads, uint64_t key, nb::handle offsets
+    uint64_t key, nb::handle offsets
 ) {
     const List list = side_by_side(params, grads, moments, variances);
     const auto from = counters_of(key, offsets);
     const Buffer by(numbers.ptr());
-    write(list, threads, [&](const ListSetting& setting) {
+    write(list, [&](const ListSetting& setting) {
         adamw(list, setting, static_cast<const double*>(by->buf), from.get());
     });
 }
 
 void sgd_list(
     nb::handle params, nb::handle grads, nb::handle momenta, double lr, double scale, double momentum,
-    double decay, bool nesterov, int threads, uint64_t key, nb::handle offsets
+    double decay, bool nesterov, uint64_t key, nb::handle offsets
 ) {
     const bool plain = momenta.is_none();
     const List list = plain ? side_by_side(params, grads) : side_by_side(params, grads, momenta);
     const auto from = counters_of(key, offsets);
     const SgdFactors by = {lr, scale, momentum, decay, nesterov, !plain};
-    write(list, threads, [&](const ListSetting& setting) { sgd(list, setting, by, from.get()); });
+    write(list, [&](const ListSetting& setting) { sgd(list, setting, by, from.get()); });
 }
 
 // One step of a spike guard, by the operations of kernels/spike_guard.cu: the limit for a norm.
@@ -416,19 +414,19 @@ void spike_guard(
 void define_lists(nb::module_& module) {
     const auto n = nb::arg();
     const auto a = nb::arg().none();
-    module.def("norms", Computing<norms>::call, n, n, n, n, n, n, a);
-    module.def("norm_parts", Computing<norm_parts>::call, n, n, n, a, n, n);
+    module.def("norms", Computing<norms>::call, n, n, n, n, n, a);
+    module.def("norm_parts", Computing<norm_parts>::call, n, n, n, a, n);
     module.def("stats", Computing<stats>::call);
     module.def("unit_norms", Computing<unit_norms>::call);
     module.def("scale", Computing<scale_list>::call);
     module.def("scale_units", Computing<scale_units>::call);
     module.def("clamp", Computing<clamp_list>::call);
     module.def("zero", Computing<zero_list>::call);
-    module.def("accumulate", Computing<accumulate_list>::call, n, n, n, n, n, a, a);
+    module.def("accumulate", Computing<accumulate_list>::call, n, n, n, n, a, a);
     module.def("compensate", Computing<compensate_list>::call);
     module.def("average", Computing<average_list>::call);
     module.def("accumulate_at_random", Computing<accumulate_list_at_random>::call);
-    module.def("adamw", Computing<adamw_list>::call, n, n, n, n, n, n, n, a);
-    module.def("sgd", Computing<sgd_list>::call, n, n, a, n, n, n, n, n, n, n, a);
+    module.def("adamw", Computing<adamw_list>::call, n, n, n, n, n, n, a);
+    module.def("sgd", Computing<sgd_list>::call, n, n, a, n, n, n, n, n, n, a);
     module.def("spike_guard", Computing<spike_guard>::call);
 }

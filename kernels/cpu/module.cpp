@@ -30,11 +30,13 @@ struct InstructionSet {
     const ChannelKernels<float>* channels_f32;
     const ChannelKernels<double>* channels_f64;
     const ListKernels* lists;
+    AddExactly exact;
     bool (*is_there)();
 };
 
-#define KERNELS(set)                                                                    \
-    set::row_kernels, set::channel_kernels_f32, &set::channel_kernels_f64, &set::list_kernels
+#define KERNELS(set)                                                                     \
+    set::row_kernels, set::channel_kernels_f32, &set::channel_kernels_f64, &set::list_kernels, \
+        set::add_exactly
 
 #ifdef GRADKIT_X86_64
 const InstructionSet instruction_sets[] = {
@@ -142,11 +144,11 @@ template <typename F> void compute(i64 elements, const Memory& data, F run) {
     if (!done) throw nb::python_error();
 }
 
-Setting setting_of(Threads threads, int axis, const Memory& data) {
+Setting setting_of(int axis, const Memory& data) {
     Setting setting;
     setting.kernels = chosen.load(std::memory_order_relaxed)->rows;
     setting.rows = length_of(data.buffer(), 0, axis);
-    setting.threads = threads.count;
+    setting.threads = threads_to_use();
     return setting;
 }
 
@@ -181,25 +183,25 @@ template <typename C, typename... Further> void compute(
 }
 
 void forward(
-    int types, Threads threads, int axis, double eps, double scale_offset, Given x, Given residual,
-    Given scale, Given bias, Given y, Given s, Given mean, Given inv_std
+    int types, int axis, double eps, double scale_offset, Given x, Given residual, Given scale,
+    Given bias, Given y, Given s, Given mean, Given inv_std
 ) {
     const Memory x_(x, axis), residual_(residual, axis), y_(y, axis), s_(s, axis);
     const Memory mean_(mean, axis), inv_std_(inv_std, axis), scale_(scale, 0), bias_(bias, 0);
     // Added to -0, it leaves the sign.
     const double absent_bias = -0.0;
     const Forward call = {
-        rows_of(types, axis, x_, scale_, scale_offset, bias_, absent_bias), eps, x_, residual_, y_, s_, mean_,
-        inv_std_,
+        rows_of(types, axis, x_, scale_, scale_offset, bias_, absent_bias), eps, x_, residual_, y_,
+        s_, mean_, inv_std_,
     };
-    compute(run_forward, setting_of(threads, axis, x_), x_, call);
+    compute(run_forward, setting_of(axis, x_), x_, call);
 }
 
 constexpr bool FROM_INPUT = false, FROM_OUTPUT = true, NOT_CENTRED = false, CENTRED = true;
 
 void gradient(
-    int types, Threads threads, int axis, bool from_output, bool centred, double scale_offset,
-    Given dy, Given source, Given scale, Given bias, Given mean, Given inv_std, Given ds, Given dx,
+    int types, int axis, bool from_output, bool centred, double scale_offset, Given dy,
+    Given source, Given scale, Given bias, Given mean, Given inv_std, Given ds, Given dx,
     Given dscale, Given dbias
 ) {
     const Memory dy_(dy, axis), source_(source, axis), ds_(ds, axis), dx_(dx, axis);
@@ -210,25 +212,24 @@ void gradient(
         source_, ds_, mean_, inv_std_, dx_, nullptr,
     };
     compute<Gradient, const Array*, const Array*>(
-        run_gradient, setting_of(threads, axis, dy_), dy_, call, dscale_, dbias_
+        run_gradient, setting_of(axis, dy_), dy_, call, dscale_, dbias_
     );
 }
 
 void layer_norm_inverse(
-    int types, Threads threads, int axis, Given y, Given scale, Given bias, Given mean,
-    Given inv_std, Given x
+    int types, int axis, Given y, Given scale, Given bias, Given mean, Given inv_std, Given x
 ) {
     const Memory y_(y, axis), x_(x, axis), mean_(mean, axis), inv_std_(inv_std, axis);
     const Memory scale_(scale, 0), bias_(bias, 0);
     const Inverse call = {
         rows_of(types, axis, y_, scale_, 0, bias_), y_, mean_, inv_std_, x_,
     };
-    compute(run_inverse, setting_of(threads, axis, y_), y_, call);
+    compute(run_inverse, setting_of(axis, y_), y_, call);
 }
 
 void gated_rms_norm(
-    int types, Threads threads, int axis, double eps, double scale_offset, bool silu,
-    bool norm_before_gate, Given x, Given gate, Given scale, Given y, Given inv_std
+    int types, int axis, double eps, double scale_offset, bool silu, bool norm_before_gate, Given x,
+    Given gate, Given scale, Given y, Given inv_std
 ) {
     const Memory x_(x, axis), gate_(gate, axis), y_(y, axis), inv_std_(inv_std, axis);
     const Memory scale_(scale, 0), bias(Given(), 0);
@@ -236,12 +237,12 @@ void gated_rms_norm(
         {rows_of(types, axis, x_, scale_, scale_offset, bias), silu, norm_before_gate}, eps, x_,
         gate_, y_, inv_std_,
     };
-    compute(run_gated_forward, setting_of(threads, axis, x_), x_, call);
+    compute(run_gated_forward, setting_of(axis, x_), x_, call);
 }
 
 void gated_rms_norm_grad(
-    int types, Threads threads, int axis, double scale_offset, bool silu, bool norm_before_gate,
-    Given dy, Given x, Given gate, Given scale, Given inv_std, Given dx, Given dgate, Given dscale
+    int types, int axis, double scale_offset, bool silu, bool norm_before_gate, Given dy, Given x,
+    Given gate, Given scale, Given inv_std, Given dx, Given dgate, Given dscale
 ) {
     const Memory dy_(dy, axis), x_(x, axis), gate_(gate, axis), inv_std_(inv_std, axis);
     const Memory dx_(dx, axis), dgate_(dgate, axis);
@@ -251,7 +252,7 @@ void gated_rms_norm_grad(
         dy_, x_, gate_, inv_std_, dx_, dgate_, nullptr,
     };
     compute<GatedGradient, const Array*>(
-        run_gated_gradient, setting_of(threads, axis, dy_), dy_, call, dscale_
+        run_gated_gradient, setting_of(axis, dy_), dy_, call, dscale_
     );
 }
 
@@ -278,12 +279,12 @@ Numbers numbers_of(Dtype dtype, const Memory& memory) {
 // Arguments of all norms over channels.
 class ChannelArguments {
 public:
-    ChannelArguments(int types, Threads threads, int axis, i64 groups, double eps) : types_(types) {
+    ChannelArguments(int types, int axis, i64 groups, double eps) : types_(types) {
         const InstructionSet* set = chosen.load(std::memory_order_relaxed);
         call.f32 = set->channels_f32;
         call.f64 = set->channels_f64;
         call.lists = set->lists;
-        call.threads = threads.count;
+        call.threads = threads_to_use();
         call.dtype = dtype_of(types, DATA);
         call.axis = axis;
         call.groups = groups;
@@ -313,14 +314,14 @@ private:
 };
 
 void channel_norm(
-    int types, Threads threads, int axis, i64 groups, double eps, double momentum, Given x,
-    Given scale, Given bias, Given mean, Given var, Given y, Given saved_mean, Given saved_inv_std,
-    Given saved_var, Given running_mean, Given running_var
+    int types, int axis, i64 groups, double eps, double momentum, Given x, Given scale, Given bias,
+    Given mean, Given var, Given y, Given saved_mean, Given saved_inv_std, Given saved_var,
+    Given running_mean, Given running_var
 ) {
     const Memory x_(x, 0), y_(y, 0), scale_(scale, 0), bias_(bias, 0), mean_(mean, 0), var_(var, 0);
     const Memory means(saved_mean, 0), inv_stds(saved_inv_std, 0), vars(saved_var, 0);
     const Memory running_mean_(running_mean, 0), running_var_(running_var, 0);
-    ChannelArguments own(types, threads, axis, groups, eps);
+    ChannelArguments own(types, axis, groups, eps);
     ChannelCall& call = own.call;
     call.reads = var.is_none() ? Reads::DEVIATIONS : Reads::NOTHING;
     call.writes = y.is_none() ? Writes::NOTHING : Writes::NORMALISED;
@@ -340,14 +341,14 @@ void channel_norm(
 }
 
 void channel_gradient(
-    int types, Threads threads, int axis, i64 groups, double eps, double count, Given dy, Given x,
-    Given scale, Given mean, Given inv_std, Given var, Given of_product, Given of_dy, Given dx,
+    int types, int axis, i64 groups, double eps, double count, Given dy, Given x, Given scale,
+    Given mean, Given inv_std, Given var, Given of_product, Given of_dy, Given dx,
     Given sum_product, Given sum_dy
 ) {
     const Memory dy_(dy, 0), x_(x, 0), dx_(dx, 0), scale_(scale, 0), mean_(mean, 0);
     const Memory inv_std_(inv_std, 0), var_(var, 0), of_product_(of_product, 0), of_dy_(of_dy, 0);
     const Memory sum_product_(sum_product, 0), sum_dy_(sum_dy, 0);
-    ChannelArguments own(types, threads, axis, groups, eps);
+    ChannelArguments own(types, axis, groups, eps);
     ChannelCall& call = own.call;
     const bool constant = !var.is_none(), summed = !sum_product.is_none() || !sum_dy.is_none();
     const bool known = constant || !of_dy.is_none();
@@ -371,8 +372,8 @@ void channel_gradient(
 }
 
 void update_running_statistics(
-    int types, Threads, double count, double momentum, Given running_mean, Given running_var,
-    Given mean, Given var, Given next_mean, Given next_var
+    int types, double count, double momentum, Given running_mean, Given running_var, Given mean,
+    Given var, Given next_mean, Given next_var
 ) {
     const Memory present(running_mean, 0), present_var(running_var, 0), mean_(mean, 0), var_(var, 0);
     const Memory next(next_mean, 0), next_var_(next_var, 0);
@@ -387,7 +388,7 @@ void update_running_statistics(
 }
 
 void combine_stats(
-    int, Threads, Given means, Given variances, Given counts, Given mean, Given var, Given total
+    int, Given means, Given variances, Given counts, Given mean, Given var, Given total
 ) {
     const Memory means_(means, 0), variances_(variances, 0), counts_(counts, 0);
     const Memory mean_(mean, 0), var_(var, 0), total_(total, 0);
@@ -407,170 +408,165 @@ void combine_stats(
 const Given none;
 
 void layer_norm(
-    int types, Threads threads, int axis, double eps, double scale_offset, Given x, Given scale,
-    Given bias, Given y, Given mean, Given inv_std
+    int types, int axis, double eps, double scale_offset, Given x, Given scale, Given bias, Given y,
+    Given mean, Given inv_std
 ) {
-    forward(types, threads, axis, eps, scale_offset, x, none, scale, bias, y, none, mean, inv_std);
+    forward(types, axis, eps, scale_offset, x, none, scale, bias, y, none, mean, inv_std);
 }
 
 void add_layer_norm(
-    int types, Threads threads, int axis, double eps, double scale_offset, Given x, Given residual,
-    Given scale, Given bias, Given y, Given s, Given mean, Given inv_std
+    int types, int axis, double eps, double scale_offset, Given x, Given residual, Given scale,
+    Given bias, Given y, Given s, Given mean, Given inv_std
 ) {
-    forward(types, threads, axis, eps, scale_offset, x, residual, scale, bias, y, s, mean, inv_std);
+    forward(types, axis, eps, scale_offset, x, residual, scale, bias, y, s, mean, inv_std);
 }
 
 void rms_norm(
-    int types, Threads threads, int axis, double eps, double scale_offset, Given x, Given scale,
-    Given y, Given inv_std
+    int types, int axis, double eps, double scale_offset, Given x, Given scale, Given y,
+    Given inv_std
 ) {
-    forward(types, threads, axis, eps, scale_offset, x, none, scale, none, y, none, none, inv_std);
+    forward(types, axis, eps, scale_offset, x, none, scale, none, y, none, none, inv_std);
 }
 
 void add_rms_norm(
-    int types, Threads threads, int axis, double eps, double scale_offset, Given x, Given residual,
-    Given scale, Given y, Given s, Given inv_std
+    int types, int axis, double eps, double scale_offset, Given x, Given residual, Given scale,
+    Given y, Given s, Given inv_std
 ) {
-    forward(types, threads, axis, eps, scale_offset, x, residual, scale, none, y, s, none, inv_std);
+    forward(types, axis, eps, scale_offset, x, residual, scale, none, y, s, none, inv_std);
 }
 
 void layer_norm_grad(
-    int types, Threads threads, int axis, double scale_offset, Given dy, Given x, Given scale,
-    Given mean, Given inv_std, Given ds, Given dx, Given dscale, Given dbias
+    int types, int axis, double scale_offset, Given dy, Given x, Given scale, Given mean,
+    Given inv_std, Given ds, Given dx, Given dscale, Given dbias
 ) {
     gradient(
-        types, threads, axis, FROM_INPUT, CENTRED, scale_offset, dy, x, scale, none, mean, inv_std,
-        ds, dx, dscale, dbias
+        types, axis, FROM_INPUT, CENTRED, scale_offset, dy, x, scale, none, mean, inv_std, ds, dx,
+        dscale, dbias
     );
 }
 
 void rms_norm_grad(
-    int types, Threads threads, int axis, double scale_offset, Given dy, Given x, Given scale,
-    Given inv_std, Given ds, Given dx, Given dscale
+    int types, int axis, double scale_offset, Given dy, Given x, Given scale, Given inv_std,
+    Given ds, Given dx, Given dscale
 ) {
     gradient(
-        types, threads, axis, FROM_INPUT, NOT_CENTRED, scale_offset, dy, x, scale, none, none,
-        inv_std, ds, dx, dscale, none
+        types, axis, FROM_INPUT, NOT_CENTRED, scale_offset, dy, x, scale, none, none, inv_std, ds,
+        dx, dscale, none
     );
 }
 
 void invertible_layer_norm_grad(
-    int types, Threads threads, int axis, Given dy, Given y, Given scale, Given bias, Given inv_std,
-    Given dx, Given dscale, Given dbias
+    int types, int axis, Given dy, Given y, Given scale, Given bias, Given inv_std, Given dx,
+    Given dscale, Given dbias
 ) {
     gradient(
-        types, threads, axis, FROM_OUTPUT, CENTRED, 0, dy, y, scale, bias, none, inv_std, none, dx,
-        dscale, dbias
+        types, axis, FROM_OUTPUT, CENTRED, 0, dy, y, scale, bias, none, inv_std, none, dx, dscale,
+        dbias
     );
 }
 
 void invertible_rms_norm_grad(
-    int types, Threads threads, int axis, double scale_offset, Given dy, Given y, Given scale,
-    Given inv_std, Given ds, Given dx, Given dscale
+    int types, int axis, double scale_offset, Given dy, Given y, Given scale, Given inv_std,
+    Given ds, Given dx, Given dscale
 ) {
     gradient(
-        types, threads, axis, FROM_OUTPUT, NOT_CENTRED, scale_offset, dy, y, scale, none, none,
-        inv_std, ds, dx, dscale, none
+        types, axis, FROM_OUTPUT, NOT_CENTRED, scale_offset, dy, y, scale, none, none, inv_std, ds,
+        dx, dscale, none
     );
 }
 
 void batch_norm(
-    int types, Threads threads, int channel_axis, double eps, double momentum, Given x, Given scale,
-    Given bias, Given running_mean, Given running_var, Given y, Given mean, Given inv_std, Given var
+    int types, int channel_axis, double eps, double momentum, Given x, Given scale, Given bias,
+    Given running_mean, Given running_var, Given y, Given mean, Given inv_std, Given var
 ) {
     channel_norm(
-        types, threads, channel_axis, 0, eps, momentum, x, scale, bias, none, none, y, mean,
-        inv_std, var, running_mean, running_var
+        types, channel_axis, 0, eps, momentum, x, scale, bias, none, none, y, mean, inv_std, var,
+        running_mean, running_var
     );
 }
 
 void batch_norm_inference(
-    int types, Threads threads, int channel_axis, double eps, Given x, Given scale, Given bias,
-    Given mean, Given var, Given y
+    int types, int channel_axis, double eps, Given x, Given scale, Given bias, Given mean,
+    Given var, Given y
 ) {
     channel_norm(
-        types, threads, channel_axis, 0, eps, 0, x, scale, bias, mean, var, y, none, none, none,
-        none, none
+        types, channel_axis, 0, eps, 0, x, scale, bias, mean, var, y, none, none, none, none, none
     );
 }
 
-void batch_norm_stats(
-    int types, Threads threads, int channel_axis, Given x, Given mean, Given var
-) {
+void batch_norm_stats(int types, int channel_axis, Given x, Given mean, Given var) {
     channel_norm(
-        types, threads, channel_axis, 0, 0, 0, x, none, none, none, none, none, mean, none, var,
-        none, none
+        types, channel_axis, 0, 0, 0, x, none, none, none, none, none, mean, none, var, none, none
     );
 }
 
 void batch_norm_apply(
-    int types, Threads threads, int channel_axis, double eps, Given x, Given scale, Given bias,
-    Given mean, Given var, Given y, Given saved_mean, Given inv_std
+    int types, int channel_axis, double eps, Given x, Given scale, Given bias, Given mean,
+    Given var, Given y, Given saved_mean, Given inv_std
 ) {
     channel_norm(
-        types, threads, channel_axis, 0, eps, 0, x, scale, bias, mean, var, y, saved_mean, inv_std,
-        none, none, none
+        types, channel_axis, 0, eps, 0, x, scale, bias, mean, var, y, saved_mean, inv_std, none,
+        none, none
     );
 }
 
 void group_norm(
-    int types, Threads threads, i64 num_groups, int channel_axis, double eps, Given x, Given scale,
-    Given bias, Given y, Given mean, Given inv_std
+    int types, i64 num_groups, int channel_axis, double eps, Given x, Given scale, Given bias,
+    Given y, Given mean, Given inv_std
 ) {
     channel_norm(
-        types, threads, channel_axis, num_groups, eps, 0, x, scale, bias, none, none, y, mean,
-        inv_std, none, none, none
+        types, channel_axis, num_groups, eps, 0, x, scale, bias, none, none, y, mean, inv_std, none,
+        none, none
     );
 }
 
 void batch_norm_grad(
-    int types, Threads threads, int channel_axis, Given dy, Given x, Given scale, Given mean,
-    Given inv_std, Given dx, Given dscale, Given dbias
+    int types, int channel_axis, Given dy, Given x, Given scale, Given mean, Given inv_std,
+    Given dx, Given dscale, Given dbias
 ) {
     channel_gradient(
-        types, threads, channel_axis, 0, 0, 0, dy, x, scale, mean, inv_std, none, none, none, dx,
-        dscale, dbias
+        types, channel_axis, 0, 0, 0, dy, x, scale, mean, inv_std, none, none, none, dx, dscale,
+        dbias
     );
 }
 
 void batch_norm_inference_grad(
-    int types, Threads threads, int channel_axis, double eps, Given dy, Given x, Given scale,
-    Given mean, Given var, Given dx, Given dscale, Given dbias
+    int types, int channel_axis, double eps, Given dy, Given x, Given scale, Given mean, Given var,
+    Given dx, Given dscale, Given dbias
 ) {
     channel_gradient(
-        types, threads, channel_axis, 0, eps, 0, dy, x, scale, mean, none, var, none, none, dx,
-        dscale, dbias
+        types, channel_axis, 0, eps, 0, dy, x, scale, mean, none, var, none, none, dx, dscale, dbias
     );
 }
 
 void batch_norm_grad_sums(
-    int types, Threads threads, int channel_axis, Given dy, Given x, Given mean, Given inv_std,
-    Given sum_dy_xhat, Given sum_dy
+    int types, int channel_axis, Given dy, Given x, Given mean, Given inv_std, Given sum_dy_xhat,
+    Given sum_dy
 ) {
     channel_gradient(
-        types, threads, channel_axis, 0, 0, 0, dy, x, none, mean, inv_std, none, none, none, none,
+        types, channel_axis, 0, 0, 0, dy, x, none, mean, inv_std, none, none, none, none,
         sum_dy_xhat, sum_dy
     );
 }
 
 void batch_norm_grad_apply(
-    int types, Threads threads, double count, int channel_axis, Given dy, Given x, Given scale,
-    Given mean, Given inv_std, Given sum_dy_xhat, Given sum_dy, Given dx
+    int types, double count, int channel_axis, Given dy, Given x, Given scale, Given mean,
+    Given inv_std, Given sum_dy_xhat, Given sum_dy, Given dx
 ) {
     channel_gradient(
-        types, threads, channel_axis, 0, 0, count, dy, x, scale, mean, inv_std, none, sum_dy_xhat,
-        sum_dy, dx, none, none
+        types, channel_axis, 0, 0, count, dy, x, scale, mean, inv_std, none, sum_dy_xhat, sum_dy,
+        dx, none, none
     );
 }
 
 void group_norm_grad(
-    int types, Threads threads, int channel_axis, Given dy, Given x, Given scale, Given mean,
-    Given inv_std, Given dx, Given dscale, Given dbias
+    int types, int channel_axis, Given dy, Given x, Given scale, Given mean, Given inv_std,
+    Given dx, Given dscale, Given dbias
 ) {
     const Memory mean_(mean, 0);
     channel_gradient(
-        types, threads, channel_axis, mean_.buffer().shape[1], 0, 0, dy, x, scale, mean, inv_std,
-        none, none, none, dx, dscale, dbias
+        types, channel_axis, mean_.buffer().shape[1], 0, 0, dy, x, scale, mean, inv_std, none, none,
+        none, dx, dscale, dbias
     );
 }
 
@@ -586,6 +582,8 @@ nb::list calls_of(nb::callable work) {
 }
 
 }  // namespace
+
+AddExactly exact_kernel() { return chosen.load(std::memory_order_relaxed)->exact; }
 
 const ListKernels& list_kernels() { return *chosen.load(std::memory_order_relaxed)->lists; }
 

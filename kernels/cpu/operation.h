@@ -36,18 +36,11 @@ private:
     nanobind::handle object_;
 };
 
-// The number of threads that may share a call.
-struct Threads {
-    Threads(int count) : count(count) {}
-    int count;
-};
-
 // A list in which calls of this thread are noted down instead of being made; null if they are made.
 extern thread_local nanobind::list* noted;
 
-template <typename A> using OfPython = std::conditional_t<
-    std::is_same_v<A, Given>, nanobind::handle,
-    std::conditional_t<std::is_same_v<A, Threads>, int, A>>;
+template <typename A> using OfPython =
+    std::conditional_t<std::is_same_v<A, Given>, nanobind::handle, A>;
 
 // The arguments of an operation, one after the other. Numbers are in the attribute "numbers". Arrays
 // are in "arrays": the place among operands and results, or -1 for an absent one; where it begins in
@@ -66,9 +59,7 @@ public:
         if constexpr (std::is_same_v<A, Given>) {
             return next_array();
         } else {
-            const double number = *number_++;
-            if constexpr (std::is_same_v<A, Threads>) return threads_to_use();
-            return static_cast<A>(number);
+            return static_cast<A>(*number_++);
         }
     }
 

@@ -236,7 +236,13 @@ const int registered = pthread_atfork(
 );
 #endif
 
+std::atomic<int> most_threads{1};
+
 }  // namespace
+
+void use_threads(int count) { most_threads.store(count, std::memory_order_relaxed); }
+
+int threads_to_use() { return most_threads.load(std::memory_order_relaxed); }
 
 void use_openmp(size_t parallel, size_t number, size_t most) {
     others.store(!parallel ? nullptr : new OpenMp{  // never deleted: a call may work on it

@@ -43,6 +43,10 @@ public:
     Patience& patience;
 };
 
+// The number of threads that one call may use.
+void use_threads(int count);
+int threads_to_use();
+
 // Works on items 0 to `count` - 1 on at most so many threads; on fewer if the system gives no more,
 // on the caller alone if another call has the threads. Each thread begins with a share of neighbours,
 // the same in each call: the next one finds its data in the thread's cache. `backwards`: from the end

@@ -1,6 +1,5 @@
 #include "xla_call.h"
 
-#include <atomic>
 #include <cstring>
 #include <stdexcept>
 
@@ -8,8 +7,6 @@ namespace {
 
 constexpr int METADATA = 1, MINOR = 1, RESOURCE_EXHAUSTED = 8;
 constexpr int XLA_F16 = 10, XLA_F32 = 11, XLA_F64 = 12, XLA_BF16 = 16;
-
-std::atomic<int> threads{-1};
 
 // In bytes, of the dtypes that gradkit.jax gives; PRED is 1, and U32 is 8.
 i64 itemsize_of(int dtype) {
@@ -23,10 +20,6 @@ i64 itemsize_of(int dtype) {
 }
 
 }  // namespace
-
-void use_threads(int count) { threads.store(count); }
-
-int threads_to_use() { return threads.load(); }
 
 XlaCall::XlaCall(const XlaFrame& frame) : frame_(frame) {
     const XlaBuffer& whole = buffer(operands());

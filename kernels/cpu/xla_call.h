@@ -8,10 +8,6 @@
 #include "environment.h"
 #include "xla.h"
 
-// The number of threads that a call of XLA's may use.
-void use_threads(int count);
-int threads_to_use();
-
 // Operands and then results, without gaps in C order, and attributes, which are numbers. "axes" has
 // the number of axes of each array; what it has in front of them counts examples. If "together" has
 // numbers, one for each array, one call can do all examples: they are further indices of the arrays

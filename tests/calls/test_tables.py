@@ -136,7 +136,7 @@ def test_a_shape_that_is_set_meanwhile_changes_no_table():
     with warnings.catch_warnings(action="ignore"):  # NumPy 2.5 has deprecated it
         grad.shape = 2, 3
     norm = np.zeros(())
-    COMPILED.norms(table, 2.0, 1.0, False, 1, norm, None)
+    COMPILED.norms(table, 2.0, 1.0, False, norm, None)
     assert norm == np.sqrt(55)
 
 

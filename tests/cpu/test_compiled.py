@@ -787,8 +787,8 @@ LIST = """
 one = np.ones(1 << 24, np.float32)
 g = np.lib.stride_tricks.as_strided(one, (1 << 10, 1 << 24), (0, 4))
 """
-ROWS = "compiled.layer_norm(0b1010101010, 2, 1, 1e-5, 0.0, x, None, None, y, *arrays)"
-CHANNELS = "compiled.batch_norm(0b1010101010, 2, 0, 1e-5, 0.0, x, *[None] * 4, y, *arrays, None)"
+ROWS = "compiled.layer_norm(0b1010101010, 1, 1e-5, 0.0, x, None, None, y, *arrays)"
+CHANNELS = "compiled.batch_norm(0b1010101010, 0, 1e-5, 0.0, x, *[None] * 4, y, *arrays, None)"
 LONG_CALLS = {
     "rows": (LONG_ROWS, ROWS),
     "channels": (ONE_ROW.replace("BITS", "22"), CHANNELS),
@@ -799,7 +799,7 @@ LONG_CALLS = {
     "norm": (LIST, "gradkit.grad_norm(g, 3)"),
     "norms of units": (
         LIST,
-        "compiled.unit_norms([g], [(1,)], 2.0, False, 2, np.zeros(1 << 10))",
+        "compiled.unit_norms([g], [(1,)], 2.0, False, np.zeros(1 << 10))",
     ),
     "exact norm": (LIST, "gradkit.grad_norm([one] * 500, exact=True)"),
 }

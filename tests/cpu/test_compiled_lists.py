@@ -301,7 +301,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt).start()
 try:
-    compiled.scale([source[:3], many(source)], [last, many(target)], 3.0, 1)  # from the end
+    compiled.scale([source[:3], many(source)], [last, many(target)], 3.0)  # from the end
     while True:
         time.sleep(0.01)
 except KeyboardInterrupt:

@@ -99,7 +99,7 @@ def test_python_runs_in_other_threads_while_a_long_call_computes():
 
     def work():
         ends.append(time.perf_counter())
-        compiled.rms_norm(0b1010101010, 1, 1, 1e-5, 0.0, x, None, y, inv_std)
+        compiled.rms_norm(0b1010101010, 1, 1e-5, 0.0, x, None, y, inv_std)
         ends.append(time.perf_counter())
 
     worker = threading.Thread(target=work)

@@ -152,7 +152,7 @@ def long_gradient(times):
     means, inv_stds = (np.full(len(x), number, np.float32) for number in (0, 1))
     dscale = np.empty_like(SCALE)
     given = x, x, SCALE, means, inv_stds, None, dx, dscale, None
-    _host.code.layer_norm_grad(0b1010101010, 3, 1, 0.0, *given)
+    _host.code.layer_norm_grad(0b1010101010, 1, 0.0, *given)
     return dscale
 
 

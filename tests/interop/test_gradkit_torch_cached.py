@@ -114,18 +114,6 @@ def test_other_layouts_and_dtypes_are_other_calls(calls):
     assert len(calls) == 8
 
 
-def test_the_number_of_threads_is_that_of_the_call():
-    before = gradkit.get_num_threads()
-    try:
-        for count in (1, 2, 1):
-            gradkit.set_num_threads(count)
-            norm(), norm()
-            ((name, *arguments),) = host.code.calls_of(norm)
-            assert (name, arguments[1]) == ("layer_norm", count)
-    finally:
-        gradkit.set_num_threads(before)
-
-
 def test_numpy_computes_for_those_who_ask(calls):
     with gradkit.use_cpu_backend("numpy"):
         torch.testing.assert_close(norm(), torch.nn.functional.layer_norm(X, ROW, W, B))

@@ -115,7 +115,6 @@ PRIVATE = {
         "_host",
         "_open.foreign",
         "_ranks.torch",
-        "_threads",
         "_typing",
     },
 }

@@ -59,8 +59,8 @@ def test_compiled_norms_take_the_fields_of_their_records_in_order():
     numbers = pytest.importorskip("gradkit._cpu.norms").NUMBERS
     source = (PACKAGE.parent / "kernels" / "cpu" / "module.cpp").read_text()
     found = {}
-    for name, parameters in re.findall(r"^void (\w+)\(\s*(int[^)]*, Threads[^)]*)\)", source, re.M):
-        found[name] = [each.split()[-1] for each in parameters.split(",")[2:]]
+    for name, parameters in re.findall(r"^void (\w+)\(\s*(int[^)]*Given[^)]*)\)", source, re.M):
+        found[name] = [each.split()[-1] for each in parameters.split(",")[1:]]
     for name in names_in(channels.ChannelOperations, rows.RowOperations):
         record = record_of(name)
         fields = [numbers[field] for field in record.__annotations__ if field in numbers]
