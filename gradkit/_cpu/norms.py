@@ -1,7 +1,6 @@
 """The norms, compiled: each function in C++ takes the fields of its record in their order.
 
-The dtypes come first, then numbers, arguments and results. Arrays without
-elements are NumPy's.
+The dtypes come first, then numbers, arguments and results. Arrays without elements are NumPy's.
 """
 
 from collections.abc import Callable
