@@ -59,7 +59,7 @@ class Current:
 
     def __init__(self, driver, number):
         self.driver, self.number = driver, number
-        self.attributes = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
+        self.attributes = {"MultiProcessorCount": 108, "MaxSharedMemoryPerBlockOptin": 232448}
         self.compute_capability = f"{7 + number}0"
 
     def __enter__(self):
@@ -116,7 +116,8 @@ def in_another_thread(call):
 
 def test_what_it_knows_of_its_gpu(cupy):
     device = CupyDevice(3)
-    assert (device.number, device.multiprocessors, device.max_shared_memory) == (3, 132, 232448)
+    assert (device.number, device.multiprocessors, device.max_shared_memory) == (3, 108, 232448)
+    assert device.sharing == 132  # on every GPU
     errors = (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError)
     assert device.launch_errors == errors
     assert all(issubclass(error, Exception) for error in errors)
