@@ -11,6 +11,8 @@ from gradkit._arrays.dlpack import OwnMemory, exportable
 from gradkit._backend import Array, Shape, Spec
 from gradkit._dtypes import FLOATS
 
+_NO_NUMBERS = "string", "resource", "variant"  # dtypes whose export by DLPack ends the process
+
 
 class TensorFlow(OwnMemory):
     """Eager ``tf.Tensor``; also ``tf.Variable`` if only its values are used."""
@@ -42,7 +44,7 @@ class TensorFlow(OwnMemory):
                 "is symbolic and has no values yet; call gradkit outside of tf.function, or "
                 "through tf.numpy_function"
             )
-        if array.dtype in (tf.string, tf.resource, tf.variant):  # whose export ends the process
+        if array.dtype.name in _NO_NUMBERS:
             raise TypeError(f"has dtype {array.dtype.name}; accepted: {', '.join(FLOATS)}")
         return super().view(array, write=write, detach=detach)
 
