@@ -15,11 +15,9 @@ from gradkit._calls.record import Call
 from gradkit._calls.samples import lead_of, samples_of
 from gradkit._dtypes import float_of
 
-NUMBERS = {  # that compiled code takes, by their fields
-    **{name: name for name in ("axis", "channel_axis", "num_groups", "eps", "scale_offset")},
-    **{name: name for name in ("norm_before_gate", "momentum", "count")},
-    "activation": "silu",
-}
+_AS_THEY_ARE = "axis channel_axis num_groups eps scale_offset norm_before_gate momentum count"
+# Numbers that compiled code takes, by their fields.
+NUMBERS = {name: name for name in _AS_THEY_ARE.split()} | {"activation": "silu"}
 _ENGINES = dict.fromkeys(("batch_norm", "batch_norm_grad", "batch_norm_inference"), "native")
 # The dtypes of a call, as kernels/cpu/module.cpp has them, and those of roles.
 _DATA, _KNOWN, _PARAMETER, _RESULT, _RUNNING = range(5)

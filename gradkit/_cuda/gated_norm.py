@@ -167,4 +167,4 @@ class _GatedLaunches(RowLaunches):
 
 def _silu(call: GatedRmsNorm | GatedRmsNormGrad) -> np.int32:
     """The activation, as the kernels take it."""
-    return np.int32(call.activation == "silu")
+    return np.int32(call.silu)
