@@ -155,7 +155,8 @@ def grad_stats(
         The statistics are those of the gradients of all its ranks, which make this call together.
         Every rank gets all names, in the order of ranks. A rank need not have a gradient of each
         name; gradients of one name on several ranks are parts of one gradient. The ranks exchange
-        names once, and then two messages a call; the host waits for the device.
+        names once, and then a message a call (two in the first, and if all ranks' numbers
+        together are more than 32 KiB); the host waits for the device.
     replicas : int, or container of ints like ``grads``
         As in :func:`grad_norm`: number of ranks that hold a copy of each gradient.
     out : float64 array of shape (k, 5), optional

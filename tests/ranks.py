@@ -31,6 +31,7 @@ class Counting:
 
     def __init__(self, group):
         self.rank, self.size, self._group, self.sent = group.rank, group.size, group, []
+        self.wire = self
 
     def allgather(self, state):
         assert (state.dtype, state.ndim, state.flags.c_contiguous) == (np.float64, 1, True)

@@ -24,7 +24,7 @@ from gradkit._open.units import (
     limits_of_each,
     units_along,
 )
-from gradkit._ranks.named_rows import Names, agreed, of_all
+from gradkit._ranks.named_rows import Names, of_all
 from gradkit._ranks.norms import Ranks, Wanted, beside, compile_for, copies_of, ownership_of
 
 _PART = 3  # numbers of a row of `NormParts`
@@ -90,16 +90,18 @@ class Blocks:
         backend.norm_parts(
             NormParts(grads=group.views, norm_type=order, parts=parts, per_tensor=True)
         )
-        rows = np.array(backend.read(parts))
+        own = np.array(backend.read(parts))
         dtypes = frozenset(float_of(view.dtype).name for view in group.views)
         compile_for(backend, "clip_units", dtypes)  # type: ignore[arg-type]  # can be hashed
+
+        def rows() -> Any:
+            copies, shared = copies_of(group, self._ranks), own.copy()
+            if copies is not None and np.isfinite(order):
+                shared[:, :2] /= np.array(copies)[:, np.newaxis]
+            return _numpy.joined_parts(shared, places, len(self.keys), order)
+
         call, owned = self._call_text(group), ownership_of(group, self._ranks)
-        union, _ = agreed(self._ranks.collective, call, self.keys, owned)
-        copies = copies_of(group, self._ranks)  # which ranks may not have known before
-        if copies is not None and np.isfinite(order):
-            rows[:, :2] /= np.array(copies)[:, np.newaxis]
-        joined = _numpy.joined_parts(rows, places, len(self.keys), order)
-        self.keys, every = of_all(self._ranks.collective, self.keys, joined, union, 1)
+        self.keys, every = of_all(self._ranks.collective, call, self.keys, rows, owned)
         norms = np.empty(len(self.keys))
         _numpy.norm_of_ranks(every, 1.0, order, norms, None)
         return Norm(backend.as_float64(norms))

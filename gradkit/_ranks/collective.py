@@ -2,8 +2,10 @@
 
 import zlib
 from contextlib import nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -22,6 +24,7 @@ SET_UP = 2.0  # all are to find out about their parts
 SERIALS = 3  # from here on: what ranks found out
 MORE = 4  # numbers beside status and digest in what all ranks exchange first
 STATE = 2 + MORE
+_MOST = 4096  # numbers of all ranks that are worth less than the time of another message
 _TEXT = 240  # bytes of what a rank says of itself
 
 
@@ -33,12 +36,13 @@ class Collective:
     or in one of a single rank, ``alone`` is true and nothing happens.
     """
 
-    __slots__ = ("_exchanged", "_group", "alone", "on_device")
+    __slots__ = ("_exchanged", "_group", "_wire", "alone", "on_device")
 
     def __init__(self, group: Group | None):
         self._group = None if group is None else _checked(group)
         self.alone = self._group is None or self._group.size == 1
         self.on_device = not self.alone and getattr(self._group, "on_device", False)
+        self._wire = None if self.alone else getattr(self._group, "wire", None)
         self._exchanged = self.alone
 
     @property
@@ -85,7 +89,7 @@ class Collective:
         if error is None or self._exchanged:
             return
         self._exchanged = True
-        header = np.zeros(STATE)
+        header = np.zeros(2 + _room_on(self._wire))
         header[0] = _FAILED
         try:
             if self.on_device:
@@ -96,16 +100,20 @@ class Collective:
         except Exception as another:
             error.add_note(f"The other ranks could not be told of it: {another}")
 
-    def gather(self, call: str, state: State, serial: float = 0.0) -> State:
+    def gather(
+        self, call: str, state: State, serial: float = 0.0, *, of_names: bool = False
+    ) -> State:
         """Every rank's numbers, a row each, once all have come to the same call.
 
-        A state of up to four numbers takes one collective, a longer one two. If a rank asks for
-        a set-up by its ``serial``, or ranks have different ones, the result has no rows: all are to
-        set up then, and come back.
+        A state that has room beside the head takes one collective, a longer one two, after which
+        there is room for as many. If a rank asks for a set-up by its ``serial``, or ranks have
+        different ones, the result has no rows: all are to set up then, and come back.
+        ``of_names``: only ranks that know the same names have as many numbers.
         """
-        fits = state.size <= MORE
-        header = np.zeros(STATE)
-        header[:2] = serial, digest_of(call, state.size)
+        room, numbers = _room_on(self._wire), 0 if of_names else state.size
+        fits = state.size <= room
+        header = np.zeros(2 + room)
+        header[:2] = serial, digest_of(call, numbers)
         if fits:
             header[2 : 2 + state.size] = state
         self._exchanged = True
@@ -114,10 +122,14 @@ class Collective:
         asks = serials == SET_UP
         like = calls[np.argmin(asks)] if serial == SET_UP else header[1]
         differ = (calls != like) & ~asks | ((serials == 0) != (serial == 0))
-        self._raise_if_apart(serials == _FAILED, differ, _call_text(call, state.size))
+        self._raise_if_apart(serials == _FAILED, differ, _call_text(call, numbers))
         if asks.any() or (serials != serials[0]).any():
             return np.empty((0, state.size))
-        return headers[:, 2 : 2 + state.size] if fits else self.rows(state)
+        if fits:
+            return headers[:, 2 : 2 + state.size]
+        if self._wire is not None and self.size * (2 + state.size) <= _MOST:
+            _rooms[id(self._wire)] = ref(self._wire, partial(_forget, id(self._wire))), state.size
+        return self.rows(state)
 
     def queue(self, state: Any) -> Any:
         """Every rank's numbers in device memory, where it is looked at whether all have met."""
@@ -183,13 +195,27 @@ class Collective:
 NOBODY = nullcontext(Collective(None))
 
 
+# The longest states that ranks have sent, by the identity of what connects them: all remember
+# the same, since they came to the same calls over it.
+_rooms: dict[int, tuple[Any, int]] = {}
+
+
+def _room_on(wire: Any) -> int:
+    """Numbers beside status and digest in what all ranks exchange first over a connection."""
+    return _rooms.get(id(wire), (None, MORE))[1]
+
+
+def _forget(wire: int, _: Any) -> None:
+    _rooms.pop(wire, None)
+
+
 def digest_of(call: str, numbers: int) -> float:
     """A number that stands for a call and for how many numbers its ranks exchange."""
     return float(zlib.crc32(_call_text(call, numbers).encode()))
 
 
 def _call_text(call: str, numbers: int) -> str:
-    return f"{call}, {numbers} numbers a rank"
+    return f"{call}, {numbers} numbers a rank" if numbers else call
 
 
 def _error_text(error: BaseException) -> str:

@@ -14,6 +14,7 @@ class JaxGroup:
 
     def __init__(self) -> None:
         jax = sys.modules["jax"]
+        self.wire = jax
         self.rank, self.size = jax.process_index(), jax.process_count()
 
     def allgather(self, state: np.ndarray[Any, Any], /) -> np.ndarray[Any, Any]:

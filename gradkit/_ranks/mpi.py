@@ -11,7 +11,7 @@ class MpiGroup:
     """The ranks of an ``mpi4py.MPI.Intracomm``; its numbers travel in host memory."""
 
     def __init__(self, comm: Any):
-        self._comm = comm
+        self._comm = self.wire = comm
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
 
     def allgather(self, state: np.ndarray[Any, Any], /) -> np.ndarray[Any, Any]:

@@ -1,5 +1,6 @@
 """Statistics of gradients by name: of those given here, or of those of all ranks."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from gradkit._calls.roles import Numbers
 from gradkit._open import trees
 from gradkit._open.gradients import Gradients
 from gradkit._open.shards import Parts
-from gradkit._ranks.named_rows import Names, agreed, of_all
+from gradkit._ranks.named_rows import Names, of_all
 from gradkit._ranks.norms import Ranks, beside, copies_of, ownership_of
 from gradkit._ranks.ownership import Ownership
 
@@ -24,7 +25,8 @@ def statistics_of(grads: Any, ranks: Ranks, out: Any) -> tuple[Names, Any]:
     near = partial(beside, ranks, out, None)
     gradients = Gradients(grads, beside=near, several=True)
     with gradients.on_stream():
-        owned, copies = ownership_of(gradients, ranks), copies_of(gradients, ranks)
+        copies_of(gradients, ranks)  # which refuses parts without a group
+        owned = ownership_of(gradients, ranks)
         names = _names_of(gradients, owned)
         if ranks.collective.alone and len({*names}) == len(names):
             return names, _local(gradients, out)
@@ -33,12 +35,12 @@ def statistics_of(grads: Any, ranks: Ranks, out: Any) -> tuple[Names, Any]:
         backend = gradients.backend
         parts = backend.empty((len(names), STATS_PART), FLOAT64)
         backend.grad_stats(ListStats(grads=gradients.views, parts=parts))
-        rows = np.array(backend.read(parts))
-        union, layers = agreed(ranks.collective, "grad_stats", names, owned)
-        copies = copies_of(gradients, ranks)  # which ranks may not have known before
-        if copies is not None:
-            rows[:, _SHARED] /= np.array(copies)[:, np.newaxis]
-        all_names, every = of_all(ranks.collective, names, rows, union, layers)
+        own = np.array(backend.read(parts))
+
+        def rows() -> Any:
+            return _shared(own, copies_of(gradients, ranks))
+
+        all_names, every = of_all(ranks.collective, "grad_stats", names, rows, owned)
         results = gradients.outputs(
             None, (Spec("the statistics", (len(all_names), STATS), FLOAT64),)
         )
@@ -48,10 +50,16 @@ def statistics_of(grads: Any, ranks: Ranks, out: Any) -> tuple[Names, Any]:
 
 def joined(backend: Any, parts: Any, copies: tuple[int, ...] | None) -> Any:
     """The statistics of devices whose gradients are alike, from what each has added up of them."""
-    rows = np.array(backend.read(parts))
-    if copies is not None:
-        rows[..., _SHARED] /= np.array(copies)[:, np.newaxis]
-    return backend.as_float64(_numpy.stats_of(rows))
+    return backend.as_float64(_numpy.stats_of(_shared(np.array(backend.read(parts)), copies)))
+
+
+def _shared(rows: Any, copies: Sequence[int] | None) -> Any:
+    """Rows of gradients of which each copy counts a fraction."""
+    if copies is None:
+        return rows
+    shared = rows.copy()
+    shared[..., _SHARED] /= np.array(copies)[:, np.newaxis]
+    return shared
 
 
 def _local(gradients: Gradients, out: Any) -> Any:

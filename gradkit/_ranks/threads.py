@@ -34,7 +34,7 @@ class ThreadGroup:
 
     def __init__(self, rank: int, board: _Board):
         self.rank, self.size = rank, len(board.states)
-        self._board = board
+        self._board, self.wire = board, self
 
     def allgather(self, state: np.ndarray[Any, Any], /) -> np.ndarray[Any, Any]:
         """Every rank's numbers, a row each."""

@@ -41,7 +41,9 @@ class TorchGroup:
     """The ranks of a process group; its numbers travel in host memory, by gloo for example."""
 
     def __init__(self, process_group: Any):
+        distributed = sys.modules["torch"].distributed
         self._group = process_group
+        self.wire = distributed.group.WORLD if process_group is None else process_group
         self.rank = _rank_in(process_group)
         self.size = sys.modules["torch"].distributed.get_world_size(process_group)
 

@@ -120,14 +120,40 @@ def test_a_group_of_one_is_no_group(backend):
 
 
 def test_a_norm_is_one_collective_of_six_numbers(backend):
+    """So are norms of many, once ranks have room for them: as long as that costs little."""
     held = over(backend, [[f(3)], [f(4)]])
     groups = [Counting(g) for g in distributed.threads(2)]
     results(lambda g: gradkit.clip_grad_norm(held[g.rank], 1.0, group=g), 2, groups=groups)
     assert [g.sent for g in groups] == [[6], [6]]
-    results(
-        lambda g: gradkit.per_tensor_norms(held[g.rank] * 5, flat=True, group=g), 2, groups=groups
-    )
-    assert groups[0].sent[1:] == [6, 15]
+    for count in (5, 5, 4, 683, 683, 682, 682):
+        results(
+            lambda g, k=count: gradkit.per_tensor_norms(held[g.rank] * k, flat=True, group=g),
+            2,
+            groups=groups,
+        )
+    small, large = [6, 15, 17, 17], [17, 2049, 17, 2049, 17, 2046, 2048]
+    assert groups[0].sent[1:] == small + large
+
+
+def test_groups_of_one_connection_remember_the_same():
+    """As long as it lives: another may come to lie at its address."""
+
+    class Wire:
+        pass
+
+    def sent(wires):
+        groups = [Counting(group) for group in distributed.threads(2)]
+        for group, wire in zip(groups, wires, strict=True):
+            group.wire = wire
+        results(
+            lambda g: gradkit.per_tensor_norms([f(1)] * 5, flat=True, group=g), 2, groups=groups
+        )
+        return groups[0].sent
+
+    for _ in range(3):
+        wires = [Wire(), Wire()]
+        assert (sent(wires), sent(wires)) == ([6, 15], [17])
+        del wires
 
 
 # One rank in trouble
