@@ -13,10 +13,10 @@
 inline const struct Attributes {
     static PyObject* make(const char* name) { return PyUnicode_InternFromString(name); }
 
-    PyObject *class_ = make("__class__"), *data = make("data"), *device_id = make("device_id");
-    PyObject *dtype = make("dtype"), *is_neg = make("is_neg"), *passed = make("passed");
-    PyObject *ptr = make("ptr"), *requires_grad = make("requires_grad"), *shape = make("shape");
-    PyObject* strides = make("strides");
+    PyObject *c_contiguous = make("_c_contiguous"), *class_ = make("__class__"), *data = make("data");
+    PyObject *device_id = make("device_id"), *dtype = make("dtype"), *is_neg = make("is_neg");
+    PyObject *passed = make("passed"), *ptr = make("ptr"), *requires_grad = make("requires_grad");
+    PyObject *shape = make("shape"), *size = make("size"), *strides = make("strides");
 } attributes;
 
 // Items that threads find and add at once. None ever goes.

@@ -10,6 +10,7 @@ namespace nb = nanobind;
 
 namespace {
 
+constexpr Py_ssize_t ITEMSIZES[] = {2, 2, 4, 8};  // of dtypes
 constexpr int DEEPEST = 100;  // containers in each other, as gradkit/_open/trees.py has it
 
 bool is_a(PyObject* object, PyTypeObject* kind) { return Py_TYPE(object) == kind; }
@@ -50,6 +51,19 @@ struct Known {
 constexpr size_t MOST_KNOWN = 64;
 
 nb::ft_mutex mutex_of_known;
+
+// The numbers of an array's attribute.
+void append_numbers(std::vector<i64>& extents, PyObject* array, PyObject* name) {
+    for (nb::handle each : nb::borrow<nb::tuple>(nb::getattr(array, name))) extents.push_back(nb::cast<i64>(each));
+}
+
+// The strides of the shape that comes last, without gaps in C order.
+void append_strides(std::vector<i64>& extents, i64 ndim, Py_ssize_t itemsize) {
+    const size_t end = extents.size();
+    extents.resize(end + ndim, itemsize);
+    for (i64 axis = 1; axis < ndim; ++axis)
+        extents[end + ndim - 1 - axis] = extents[end + ndim - axis] * std::max<i64>(extents[end - axis], 1);
+}
 
 }  // namespace
 
@@ -116,8 +130,8 @@ bool Table::read_tensor(PyObject* object, bool detach) {
     return true;
 }
 
-// As CuPy describes its arrays; no other code of Python runs.
-bool Table::read_device_array(PyObject* array) {
+// As CuPy describes its arrays; no other code of Python runs. Strides take longest to ask for.
+bool Table::read_device_array(PyObject* array, bool as_flat) {
     if (!is_of_device(array)) return false;
     const nb::object memory = nb::getattr(array, attributes.data);
     const nb::object kind = nb::getattr(array, attributes.dtype);
@@ -125,24 +139,32 @@ bool Table::read_device_array(PyObject* array) {
     if (rows_.empty()) device_ = place;
     if (place != device_ || !is_floating(kind)) return false;
     const i64 at = static_cast<i64>(extents_.size());
-    for (PyObject* const name : {attributes.shape, attributes.strides})
-        for (nb::handle each : nb::borrow<nb::tuple>(nb::getattr(array, name)))
-            extents_.push_back(nb::cast<i64>(each));
-    const i64 ndim = (static_cast<i64>(extents_.size()) - at) / 2;
+    const Dtype dtype = number_of(kind);
+    const bool contiguous = nb::getattr(array, attributes.c_contiguous, Py_False).ptr() == Py_True;
+    as_flat = as_flat && contiguous;
+    if (as_flat)
+        extents_.push_back(nb::cast<i64>(nb::getattr(array, attributes.size)));
+    else
+        append_numbers(extents_, array, attributes.shape);
+    const i64 ndim = static_cast<i64>(extents_.size()) - at;
+    if (contiguous)
+        append_strides(extents_, ndim, ITEMSIZES[dtype]);
+    else
+        append_numbers(extents_, array, attributes.strides);
     const nb::object pointer = nb::getattr(memory, attributes.ptr);
     char* const address = reinterpret_cast<char*>(nb::cast<uintptr_t>(pointer));
-    rows_.push_back({address, at, static_cast<int>(ndim), number_of(kind), false});
+    rows_.push_back({address, at, static_cast<int>(ndim), dtype, false, as_flat});
     return ndim <= MOST_AXES;
 }
 
-bool Table::add(PyObject* array, bool detach) {
+bool Table::add(PyObject* array, bool detach, bool as_flat) {
     try {
         if (rows_.empty()) {
             library_ = is_tensor(array) ? TENSORS : is_of_device(array) ? DEVICE_ARRAYS : NUMPY;
             if (library_ == TENSORS && is_observed(array)) return false;
         }
         if (library_ == NUMPY) return read_array(array);
-        return library_ == TENSORS ? read_tensor(array, detach) : read_device_array(array);
+        return library_ == TENSORS ? read_tensor(array, detach) : read_device_array(array, as_flat);
     } catch (nb::python_error&) {  // which another look raises too, with the array's name
         return false;
     }
@@ -172,7 +194,7 @@ bool Table::read() {
     rows_.reserve(length);
     extents_.reserve(4 * length);
     for (Py_ssize_t k = 0; k < length; ++k)
-        if (!add(array(k))) return false;
+        if (!add(array(k), false, true)) return false;
     return true;
 }
 
@@ -204,7 +226,6 @@ const Table* Table::in(nb::handle object) {
 }
 
 Py_buffer Table::buffer(i64 k) const {
-    constexpr Py_ssize_t ITEMSIZES[] = {2, 2, 4, 8};
     const Row& row = rows_[k];
     Py_buffer buffer = {};
     buffer.buf = row.data;
@@ -252,14 +273,20 @@ bool Table::has_places_of(const Table& other) const {
         && k == length();
 }
 
+// True if an array has the shape of that of another table.
+bool Table::is_like(const Table& other, i64 k) const {
+    const Row &own = rows_[k], &its = other.rows_[k];
+    if (own.as_flat || its.as_flat)
+        return nb::getattr(array(k), attributes.shape).equal(nb::getattr(other.array(k), attributes.shape));
+    const i64* const shape = extents_.data() + own.extents;
+    return own.ndim == its.ndim && std::equal(shape, shape + own.ndim, other.extents_.data() + its.extents);
+}
+
 int Table::pairs_with(const Table& other) const {
     int pairs = 0;
     for (i64 k = 0; k < length(); ++k) {
-        const Row &own = rows_[k], &partner = other.rows_[k];
-        const i64* const shape = extents_.data() + own.extents;
-        const i64* const its = other.extents_.data() + partner.extents;
-        if (own.ndim != partner.ndim || !std::equal(shape, shape + own.ndim, its)) return -1;
-        pairs |= 1 << (4 * own.dtype + partner.dtype);
+        if (!is_like(other, k)) return -1;
+        pairs |= 1 << (4 * rows_[k].dtype + other.rows_[k].dtype);
     }
     return pairs;
 }

@@ -22,8 +22,9 @@ public:
     // The leaves alone, whatever they are, and whether `is_flat`; None if too many containers are in each
     // other.
     static nanobind::object leaves(nanobind::handle tree);
-    // Appends an array; false if `of` would say None of it. With `detach` it may require grad.
-    bool add(PyObject* array, bool detach = false);
+    // Appends an array; false if `of` would say None of it. With `detach` it may require grad; `as_flat`:
+    // what is contiguous may be a row of one axis.
+    bool add(PyObject* array, bool detach = false, bool as_flat = false);
     // True if an array is of this library and device, of any dtype, and has no axes; `range`: its bytes.
     bool is_beside(PyObject* array, Range& range) const;
     // The table that an object is, or null.
@@ -74,13 +75,15 @@ private:
         int ndim;
         Dtype dtype;
         bool readonly;
+        bool as_flat = false;  // contiguous and known by its size alone: its shape takes longer to ask for
     };
 
     bool collect(PyObject* tree, int depth);
     bool read();
     bool read_array(PyObject* array);
     bool read_tensor(PyObject* tensor, bool detach);
-    bool read_device_array(PyObject* array);
+    bool read_device_array(PyObject* array, bool as_flat);
+    bool is_like(const Table& other, i64 k) const;
     std::vector<i64> numbers() const;
 
     nanobind::object tree_;

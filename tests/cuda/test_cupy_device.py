@@ -308,6 +308,7 @@ class Array:
     def __init__(self, host, device=1):
         self.data = SimpleNamespace(ptr=host.ctypes.data, device_id=device)
         self.shape, self.strides, self.dtype = host.shape, host.strides, host.dtype
+        self.size, self._c_contiguous = host.size, host.flags.c_contiguous
 
 
 if _host.code is not None:
@@ -341,6 +342,21 @@ def test_arrays_that_share_no_memory_are_a_table(dtype):
 @pytest.mark.parametrize("lay", [lambda a: a[:, ::2], lambda a: a[::-1], np.transpose])
 def test_arrays_with_gaps_are_a_table(lay):
     assert tabled(np.zeros(3), lay(np.zeros((3, 4))))
+
+
+@needs_compiled
+def test_pairs_have_one_shape_though_contiguous_arrays_are_known_by_their_size():
+    room, whole = np.zeros((4, 6), np.float32), np.zeros((2, 3), np.float32)
+
+    def pairs(own, other):
+        tables = [_host.code.table([Array(host)], False) for host in (own, other)]
+        return tables[0].pairs_with(tables[1])
+
+    alike = 1 << (4 * 2 + 2)  # float32, twice
+    assert pairs(whole, whole.copy()) == pairs(whole, room[::2, ::2]) == alike
+    assert pairs(room[::2, ::2], room[1:3, :3]) == pairs(room[::2, ::2], whole) == alike
+    for other in (whole.T.copy(), whole.reshape(6), whole[None], room[::2, 1:3].T[:, :2], room.T):
+        assert pairs(whole, other) == pairs(other, whole) == -1
 
 
 @needs_compiled

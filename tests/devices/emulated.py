@@ -97,6 +97,10 @@ class IdleArray(DeviceArray):
     """An array that is described as CuPy's are."""
 
     @property
+    def _c_contiguous(self) -> bool:
+        return self.flags.c_contiguous
+
+    @property
     def data(self) -> Any:
         """Its address, on a device of each backend's own."""
         device = _devices.setdefault(self.backend, len(_devices))
