@@ -41,7 +41,7 @@ from benchmarks.peers import Arguments, tensor
 from benchmarks.report import markdown
 from benchmarks.timing import LAUNCH, OURS, OVERHEAD, Case, line, microseconds
 
-LOCAL = ("naive", "torch", "jax", "torch.compile", "liger")  # peers in this process
+LOCAL = ("naive", "torch", "jax", "torch.compile", "liger", "quack")  # peers in this process
 PYPERF = {"processes": 3, "values": 5, "min_time": 0.02}
 Times = dict[str, dict[str, float]]  # microseconds, by row and way
 

@@ -124,6 +124,7 @@ _PEERS: dict[str, tuple[str, Callable[..., Call]]] = {
     "torch cuDNN": ("torch", _on_tensors),
     "torch.compile": ("torch", _compiled),
     "liger": ("liger_kernel.ops", _on_tensors),
+    "quack": ("quack", _on_tensors),
     "cuDNN through gradkit": ("cupy", _computing),
 }
 # For tables: torch.compile and jax.jit compile these entries.
@@ -132,7 +133,7 @@ COMPILED = {"torch.compile": "torch", "jax": "naive"}
 # calls checks results all the same.
 ON = {
     "cpu": ("naive", "torch", "jax", "optax", "onnxruntime"),
-    "cuda": ("torch", "torch cuDNN", "liger", "cuDNN through gradkit"),
+    "cuda": ("torch", "torch cuDNN", "liger", "quack", "cuDNN through gradkit"),
     "emulated": ("naive", "torch", "torch cuDNN", "torch.compile", "liger"),
 }
 

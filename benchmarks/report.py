@@ -78,6 +78,7 @@ PEERS = {
     "torch": ("PyTorch", "#D55E00"),
     "torch.compile": ("torch.compile", "#009E73"),
     "liger": ("Liger-Kernel", "#CC79A7"),
+    "quack": ("quack", "#F0E442"),
     "jax": ("JAX", "#56B4E9"),
     "optax": ("optax", "#009E73"),
     "onnxruntime": ("ONNX Runtime", "#E69F00"),

@@ -23,6 +23,7 @@ from benchmarks.timing import AIM, Case, on_array
 liger_layer_norm = Module("liger_kernel.ops.layer_norm")
 liger_rms_norm = Module("liger_kernel.ops.rms_norm")
 liger_add_rms_norm = Module("liger_kernel.ops.fused_add_rms_norm")
+quack = Module("quack.rmsnorm")
 
 
 def _layer_norm(x: Any, scale: Any, bias: Any) -> Any:
@@ -130,6 +131,9 @@ TABLES: dict[str, Table] = {
         "gradkit": gradkit.layer_norm_grad,
         "torch": lambda a: _torch_layer_norm_grad(a, dx=True, weights=True),
         "liger": lambda a: backward(_liger_layer_norm, a.dy, a.x, a.scale),
+        "quack": lambda a: partial(
+            quack.layernorm_bwd, a.x, a.scale, a.dy, a.inv_std, a.mean, has_bias=True
+        ),
         "onnxruntime": lambda a: onnxruntime(
             "LayerNormalizationGrad", 3, a, mean=a.mean[:, None], inv_std=a.inv_std[:, None]
         ),
@@ -140,6 +144,7 @@ TABLES: dict[str, Table] = {
         "gradkit": gradkit.rms_norm_grad,
         "torch": lambda a: backward(_torch_rms_norm, a.dy, a.x, a.scale),
         "liger": lambda a: backward(_liger_rms_norm, a.dy, a.x, a.scale),
+        "quack": lambda a: partial(quack.rmsnorm_bwd, a.x, a.scale, a.dy, a.inv_std),
         "onnxruntime": lambda a: onnxruntime(
             "SimplifiedLayerNormalizationGrad", 2, a, inv_std=a.inv_std[:, None]
         ),
@@ -174,6 +179,13 @@ TABLES: dict[str, Table] = {
         "liger": lambda a: partial(
             liger_layer_norm.LigerLayerNormFunction.apply, a.x, a.scale, a.bias, 1e-5
         ),
+        "quack": lambda a: partial(
+            quack.layernorm_fwd,
+            *(a.x, a.scale.float(), a.bias.float()),  # it takes no others
+            eps=1e-5,
+            return_rstd=True,
+            return_mean=True,
+        ),
         "naive": _layer_norm,
         **COMPILED,
     },
@@ -181,6 +193,7 @@ TABLES: dict[str, Table] = {
         "gradkit": gradkit.rms_norm,
         "torch": lambda a: partial(_torch_rms_norm, a.x, a.scale),
         "liger": lambda a: partial(_liger_rms_norm, a.x, a.scale),
+        "quack": lambda a: partial(quack.rmsnorm_fwd, a.x, a.scale, store_rstd=True),
         "naive": _rms_norm,
         **COMPILED,
     },
@@ -190,6 +203,9 @@ TABLES: dict[str, Table] = {
         "liger": lambda a: partial(
             liger_add_rms_norm.LigerFusedAddRMSNormFunction.apply,
             *(a.x, a.residual, a.scale, 1e-6, 0.0, "llama", False),
+        ),
+        "quack": lambda a: partial(
+            quack.rmsnorm_fwd, a.x, a.scale, residual=a.residual, store_rstd=True
         ),
         "naive": _add_rms_norm,
         **COMPILED,

@@ -14,7 +14,7 @@ import gradkit
 
 PACKAGES = ("numpy", "ml_dtypes", "torch", "jax", "jaxlib", "matplotlib")
 GPU_PACKAGES = (
-    *("cupy-cuda12x", "cupy-cuda13x", "triton", "liger-kernel"),
+    *("cupy-cuda12x", "cupy-cuda13x", "triton", "liger-kernel", "quack-kernels"),
     *("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cuda-nvrtc"),
 )
 
