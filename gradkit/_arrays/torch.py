@@ -116,24 +116,21 @@ class Torch(Framework):
         return items[len(arrays) :]
 
     def compute(self, call: Any, arrays: Sequence[Any], results: Sequence[Any]) -> None:
-        backend, fields, replay = call.plan.backend, call.__dict__, call.plan.replay
-        if call.plan.on_host:  # compiled code takes tensors
-            call.compute(backend)
+        plan, fields = call.plan, call.__dict__
+        if plan.on_host:  # compiled code takes tensors
+            plan.compute(call)
             return
         tensors = dict(zip((*call.ordered_names, *call.result_names), (*arrays, *results)))  # noqa: B905 - strict takes longer
         for name, tensor in tensors.items():  # launches take addresses
             if tensor is not None:
                 fields[name] = tensor.data_ptr()
         try:
-            if replay is None:
-                call.compute(backend)
-            else:
-                replay(call)
+            plan.compute(call)
         except NeedsArrays:
             for name, tensor in tensors.items():
                 if tensor is not None:
                     fields[name] = _on_device(tensor)
-            call.compute(backend)
+            call.compute(plan.backend)
 
     def empty(self, spec: Spec, like: Any) -> tuple[Array, Any] | None:
         # PyTorch's allocator tracks the streams that a tensor is used on, and can resize.

@@ -220,9 +220,6 @@ class UpdateRunningStatistics(Call):
 
     layout = VectorLayout("running_mean")
 
-    def compute(self, backend: ChannelOperations) -> None:
-        backend.update_running_statistics(self)
-
 
 class BatchNormStats(Call):
     """The statistics of one rank's part of a batch."""
@@ -234,9 +231,6 @@ class BatchNormStats(Call):
     var: Out[BatchVar] = result()
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
-
-    def compute(self, backend: ChannelOperations) -> None:
-        backend.batch_norm_stats(self)
 
 
 class CombineStats(Call):
@@ -251,9 +245,6 @@ class CombineStats(Call):
     total: Out[Count] = result()
 
     layout = VectorLayout("means")
-
-    def compute(self, backend: ChannelOperations) -> None:
-        backend.combine_stats(self)
 
 
 class BatchNormApply(Call):
@@ -273,9 +264,6 @@ class BatchNormApply(Call):
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
-    def compute(self, backend: ChannelOperations) -> None:
-        backend.batch_norm_apply(self)
-
 
 class BatchNormGradSums(Call):
     """The sums over one rank's part of a batch that a gradient needs."""
@@ -290,9 +278,6 @@ class BatchNormGradSums(Call):
     sum_dy: Out[SumDy] = result()
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
-
-    def compute(self, backend: ChannelOperations) -> None:
-        backend.batch_norm_grad_sums(self)
 
 
 class BatchNormGradApply(Call):
@@ -312,9 +297,6 @@ class BatchNormGradApply(Call):
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
-    def compute(self, backend: ChannelOperations) -> None:
-        backend.batch_norm_grad_apply(self)
-
 
 class GroupNorm(Call):
     """A group norm."""
@@ -331,9 +313,6 @@ class GroupNorm(Call):
     inv_std: Out[InvStd] = result()
 
     types, layout = LAYER_NORM_TYPES, GroupLayout("x")
-
-    def compute(self, backend: ChannelOperations) -> None:
-        backend.group_norm(self)
 
 
 class GroupNormGrad(Call):
@@ -352,9 +331,6 @@ class GroupNormGrad(Call):
     dbias: Out[Bias | None] = result(if_="scale")
 
     types, layout = LAYER_NORM_TYPES, GroupLayout("x")
-
-    def compute(self, backend: ChannelOperations) -> None:
-        backend.group_norm_grad(self)
 
 
 def check_momentum(momentum: Any, running_mean: Any) -> None:

@@ -113,10 +113,8 @@ class TotalNorm(Call):
     norm: Out[Norm] = result()
 
     layout = OfList(usual=_USUAL)
+    operation = "grad_norm"
     per_tensor = False
-
-    def compute(self, backend: "ListOperations") -> None:
-        backend.grad_norm(self)  # type: ignore[arg-type]
 
 
 class ClipByTotalNorm(Call):
@@ -376,6 +374,7 @@ class AccumulateLists(Call):
     at_random: Seldom
 
     layout = OfPairs(usual={})
+    operation = "accumulate_grads"
     seed, offsets = None, ()
 
     def fits(self, name: str, buffer: str, other: str) -> bool:
@@ -383,9 +382,6 @@ class AccumulateLists(Call):
         if name == "compensation":
             return buffer == other
         return self.casting == "same_kind" or other in FLOATS[buffer].addends
-
-    def compute(self, backend: "ListOperations") -> None:
-        backend.accumulate_grads(self)  # type: ignore[arg-type]
 
 
 class ClipCoefficient(Call):
@@ -402,9 +398,6 @@ class ClipCoefficient(Call):
     coefficient: Out[Numbers] = result()
 
     layout = LikeNorm("norm")
-
-    def compute(self, backend: "ListOperations") -> None:
-        backend.clip_coefficient(self)
 
 
 class AccumulateGrad(Call):
@@ -450,9 +443,6 @@ class AccumulateGradV2(Call):
 
     layout, detaches = Addition("buffer"), False
 
-    def compute(self, backend: "ListOperations") -> None:
-        backend.accumulate_grad_v2(self)
-
 
 class SpikeGuardUpdate(Call):
     """The state after a norm, and the limit for it.
@@ -479,9 +469,6 @@ class SpikeGuardUpdate(Call):
         accepted = opened.framework.widest(opened.like)
         if self.state.dtype != accepted:
             raise TypeError(f"state has dtype {self.state.dtype}; accepted: {accepted}")
-
-    def compute(self, backend: "ListOperations") -> None:
-        backend.spike_guard_update(self)
 
 
 class SpikeGuardInit(Call):
@@ -547,13 +534,11 @@ class AverageLists(Call):
     decay: Decay
 
     layout = OfPairs(usual={})
+    operation = "ema_update"
 
     def fits(self, name: str, average: str, param: str) -> bool:  # noqa: ARG002
         """Return whether an average holds a parameter exactly."""
         return param in FLOATS[average].addends
-
-    def compute(self, backend: "ListOperations") -> None:
-        backend.ema_update(self)  # type: ignore[arg-type]
 
 
 class AdamwUpdate(ListCall):
@@ -632,11 +617,9 @@ class AdamwLists(Call):
     at_random: Seldom
 
     layout = OfUpdates(usual={})
+    operation = "adamw_update"
     seed, offsets = None, ()
     fits = staticmethod(goes_with_param)
-
-    def compute(self, backend: "ListOperations") -> None:
-        backend.adamw_update(self)  # type: ignore[arg-type]
 
 
 class SgdLists(Call):
@@ -654,11 +637,9 @@ class SgdLists(Call):
     at_random: Seldom
 
     layout = OfUpdates(usual={})
+    operation = "sgd_update"
     seed, offsets = None, ()
     fits = staticmethod(goes_with_param)
-
-    def compute(self, backend: "ListOperations") -> None:
-        backend.sgd_update(self)  # type: ignore[arg-type]
 
 
 class ListOperations(Protocol):

@@ -6,6 +6,7 @@ texts of errors, the results and what memory they may share, and the key under w
 call is found again.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import NoneType
@@ -84,17 +85,17 @@ class Plan:
     plain numbers of the last call that no plan depends on, and behind them those that a check has
     changed, by name. A backend keeps in ``launcher`` what it would otherwise decide again in each
     call, and a library that makes results in ``making`` how. ``library``: that of the arrays, if it
-    is not NumPy; ``on_host`` whether those are on the host; ``replay`` what computes its calls in
-    the backend's place, if that can be sooner. ``by_name``: calls like it are not
-    planned, but opened argument by argument.
+    is not NumPy; ``on_host`` whether those are on the host; ``compute`` what computes the plan's
+    calls. ``by_name``: calls like it are not planned, but opened argument by argument.
     """
 
     __slots__ = (
-        *("backend", "by_name", "changed", "gapless", "launcher", "library", "making"),
-        *("missing", "on_host", "options", "passed", "replay", "results", "widened"),
+        *("backend", "by_name", "changed", "compute", "gapless", "launcher", "library", "making"),
+        *("missing", "on_host", "options", "passed", "results", "widened"),
     )
     backend: Any
     changed: tuple[tuple[str, Any], ...]
+    compute: Callable[["Call"], None]
     gapless: bool
     launcher: Any
     library: Any
@@ -102,7 +103,6 @@ class Plan:
     missing: Sequence[Spec | None] | None
     on_host: bool
     passed: tuple[Any, ...] | None
-    replay: Callable[["Call"], None] | None
 
     def __init__(
         self,
@@ -112,7 +112,15 @@ class Plan:
     ):
         self.results, self.options, self.widened = results, options, widened
         self.gapless = self.by_name = self.on_host = False
-        self.launcher = self.library = self.making = self.passed = self.replay = None
+        self.launcher = self.library = self.making = self.passed = None
+
+    def computed_by(self, backend: Any, kind: "type[Call]") -> None:
+        """Set the backend that computes calls of a kind."""
+        self.backend = backend
+        if kind.compute is Call.compute:
+            self.compute = getattr(backend, kind.operation)  # a frame less than the method's
+        else:
+            self.compute = lambda call: call.compute(backend)
 
 
 class Layout(Protocol):
@@ -187,6 +195,7 @@ class Call(Record):
     are checked, results are there to be written, and ``plan`` is set.
     """
 
+    operation: ClassVar[str]  # of a backend: as the class is called, if it does not say
     types: ClassVar[tuple[Types, ...]]
     layout: ClassVar[Layout]
     arguments: ClassVar[tuple[Argument, ...]]
@@ -218,6 +227,8 @@ class Call(Record):
     def __init_subclass__(cls) -> None:
         """Read the fields."""
         values = vars(cls)
+        if "operation" not in values:
+            cls.operation = re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
         cls.lists = _lists_of(cls)
         lists = {each.name for each in cls.lists}
         annotations = {
@@ -296,7 +307,7 @@ class Call(Record):
 
     def compute(self, backend: Any) -> None:
         """Have a backend write the results."""
-        raise NotImplementedError
+        getattr(backend, self.operation)(self)
 
 
 def _wraps(kind: Any, wrapper: type) -> bool:

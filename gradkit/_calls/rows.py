@@ -84,9 +84,6 @@ class LayerNorm(Call):
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
-    def compute(self, backend: RowOperations) -> None:
-        backend.layer_norm(self)
-
 
 class AddLayerNorm(Call):
     """A layer norm of a residual sum."""
@@ -105,9 +102,6 @@ class AddLayerNorm(Call):
     inv_std: Out[InvStd] = result()
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
-
-    def compute(self, backend: RowOperations) -> None:
-        backend.add_layer_norm(self)
 
 
 class LayerNormGrad(Call):
@@ -129,9 +123,6 @@ class LayerNormGrad(Call):
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
-    def compute(self, backend: RowOperations) -> None:
-        backend.layer_norm_grad(self)
-
 
 class LayerNormInverse(Call):
     """The input of a layer norm, from its output."""
@@ -151,9 +142,6 @@ class LayerNormInverse(Call):
 
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         checks.invertible(self.scale, "layer_norm_grad")
-
-    def compute(self, backend: RowOperations) -> None:
-        backend.layer_norm_inverse(self)
 
 
 class InvertibleLayerNormGrad(Call):
@@ -178,9 +166,6 @@ class InvertibleLayerNormGrad(Call):
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         checks.invertible(self.scale, "layer_norm_grad")
 
-    def compute(self, backend: RowOperations) -> None:
-        backend.invertible_layer_norm_grad(self)
-
 
 class RmsNorm(Call):
     """An RMS norm."""
@@ -195,9 +180,6 @@ class RmsNorm(Call):
     inv_std: Out[InvStd] = result()
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
-
-    def compute(self, backend: RowOperations) -> None:
-        backend.rms_norm(self)
 
 
 class AddRmsNorm(Call):
@@ -216,9 +198,6 @@ class AddRmsNorm(Call):
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
-    def compute(self, backend: RowOperations) -> None:
-        backend.add_rms_norm(self)
-
 
 class RmsNormGrad(Call):
     """The gradient of an RMS norm; ``ds`` is added to ``dx`` before that is rounded."""
@@ -236,9 +215,6 @@ class RmsNormGrad(Call):
     dscale: Out[Scale | None] = result(if_="scale")
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
-
-    def compute(self, backend: RowOperations) -> None:
-        backend.rms_norm_grad(self)
 
 
 class InvertibleRmsNormGrad(Call):
@@ -263,9 +239,6 @@ class InvertibleRmsNormGrad(Call):
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         checks.invertible(self.scale, "rms_norm_grad", self.scale_offset)
 
-    def compute(self, backend: RowOperations) -> None:
-        backend.invertible_rms_norm_grad(self)
-
 
 class GatedRmsNorm(Call):
     """An RMS norm that is multiplied by an activated gate, or whose input is."""
@@ -284,9 +257,6 @@ class GatedRmsNorm(Call):
 
     silu = property(lambda self: self.activation == "silu")
     types, layout = LAYER_NORM_TYPES, RowLayout("x")
-
-    def compute(self, backend: RowOperations) -> None:
-        backend.gated_rms_norm(self)
 
 
 class GatedRmsNormGrad(Call):
@@ -309,9 +279,6 @@ class GatedRmsNormGrad(Call):
 
     silu = property(lambda self: self.activation == "silu")
     types, layout = LAYER_NORM_TYPES, RowLayout("x")
-
-    def compute(self, backend: RowOperations) -> None:
-        backend.gated_rms_norm_grad(self)
 
 
 def by_sample(most: int = 0) -> Callable[[Any], Any]:

@@ -3,13 +3,14 @@
 ``launch`` has the code that they share; ``cudnn`` calls NVIDIA's library for batch norm.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import numpy as np
 
 from gradkit._backend import Array, Shape, Spec
 from gradkit._calls.lists import AccumulateGrad, AccumulateGradV2
+from gradkit._calls.record import Call
 from gradkit._cuda.channel_launches import Launches
 from gradkit._cuda.channels import ChannelNorms
 from gradkit._cuda.cudnn.batch_normalization import Ready
@@ -57,9 +58,9 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
         readable = as_readable(value) if isinstance(value, xp.ndarray) else value
         return keep_if_captured(self.device, xp.asarray(readable, "float64"))
 
-    def replay(self) -> Replay | None:
-        """A new plan's, if its calls may have an earlier one's launches."""
-        return Replay(self, self.device) if self.device.replays else None
+    def again(self, compute: Callable[[Call], None]) -> Callable[[Call], None]:
+        """A plan's function, or what makes its launches again, if the device allows that."""
+        return Replay(compute, self.device) if self.device.replays else compute
 
     def take(self, array: Array, places: Array) -> Array:
         """A vector's elements at these places, gathered on the device."""

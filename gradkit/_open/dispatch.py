@@ -95,7 +95,7 @@ def _plan_beside(call: Call, library: Framework | None) -> Plan | None:
     plan = copy(call.plan)
     plan.library, plan.on_host = library, plan.backend is chosen.get()
     if not plan.on_host:
-        plan.replay = plan.backend.replay()
+        plan.compute = plan.backend.again(plan.compute)
     return plan
 
 
@@ -115,12 +115,13 @@ def _plan_of_lists(call: Call, outs: tuple[Array | None, ...]) -> Plan:
     plan, table = _decide(call, outs), getattr(call, call.lists[0].name)
     library = framework_for(type(table.arrays[0]))
     assert library is not None  # that of a table's arrays
-    plan.missing, plan.backend = _missing(plan, outs), backend_of_table(table, library)
+    plan.missing = _missing(plan, outs)
+    plan.computed_by(backend_of_table(table, library), type(call))
     if library is not HOST:
         plan.library, plan.on_host = library, table.device < 0
         plan.by_name |= plan.on_host and not _host.is_compiled()  # NumPy writes no tensor
         if not (plan.on_host or plan.by_name):
-            plan.replay = plan.backend.replay()
+            plan.compute = plan.backend.again(plan.compute)
     return plan
 
 
@@ -183,10 +184,7 @@ def _run_plain(
             setattr(call, name, array)
     for name in plan.widened:
         setattr(call, name, backend.as_float64(getattr(call, name)))
-    if plan.replay is None:
-        call.compute(backend)
-    else:
-        plan.replay(call)
+    plan.compute(call)
     if not results and call.lists:
         return getattr(call, call.lists[0].name).tree  # the caller's own object
     return results[0] if len(results) == 1 else tuple(results)
@@ -207,10 +205,7 @@ def _compute_lists(call: Call, library: Framework, _: Any) -> Any:
         views, results = library.outputs(plan.missing, table)
         for name, view in zip(call.result_names, views):  # noqa: B905
             setattr(call, name, view)
-    if plan.replay is None:
-        call.compute(plan.backend)
-    else:
-        plan.replay(call)
+    plan.compute(call)
     for each in call.lists:
         if each.written and (written := getattr(call, each.name)) is not None:
             library.wrote(written.arrays)
@@ -303,7 +298,7 @@ class Opened(Arguments):
         if plan is None:
             plan = _decide(call, outs)
             if is_key:
-                plan.backend = self.backend
+                plan.computed_by(self.backend, type(call))
                 plan.gapless = _gapless((*arguments, *outs))
                 plan.missing = _missing(plan, outs)
                 _remember(signature, plan)

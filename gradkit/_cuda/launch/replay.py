@@ -29,24 +29,24 @@ class Replay:
     If numbers or lists are others each time, calls are noted ever more rarely.
     """
 
-    __slots__ = ("_backend", "_device", "_launched", "_others")
+    __slots__ = ("_compute", "_device", "_launched", "_others")
 
-    def __init__(self, backend: Any, device: Device):
-        self._backend, self._device, self._others = backend, device, 0
+    def __init__(self, compute: Callable[[Call], None], device: Device):
+        self._compute, self._device, self._others = compute, device, 0
         self._launched: _Launched | None = None
 
     def __call__(self, call: Call) -> None:
         """Have a call's results written."""
         device, launched = self._device, self._launched
         if device.capturing():
-            call.compute(self._backend)
+            self._compute(call)
         elif launched is None or not launched.again(call, device):
             self._others += 1
             if self._others & self._others - 1:
-                call.compute(self._backend)
+                self._compute(call)
                 return
             with noting() as notes:
-                call.compute(self._backend)
+                self._compute(call)
             self._launched = _launched_by(call, notes) or launched
 
 
