@@ -23,6 +23,7 @@ SIDE, GPU_SIDE, TINY_SIDE = 4096, 1 << 14, 40  # of a matrix that is accumulated
 # Tensors and bytes above which some peers are left out: compiling or copying takes too long.
 MANY, LARGE, GPU_MANY, GPU_LARGE = 100, 1 << 28, 2000, 4 << 30
 DECAY = 0.999
+MOMENTUM = 0.9
 STEP, RATE, BETAS, EPS, WEIGHT_DECAY = 3, 1e-3, (0.9, 0.999), 1e-8, 0.01  # of AdamW
 COMPARED = 16  # gradients that are compared with the formula's: float64 takes four times bfloat16
 # By whether clipping scales: passes over the bytes, targets on a CPU and on a GPU.
@@ -153,6 +154,27 @@ def _optax_adamw(param: Any, grad: Any, moment: Any, variance: Any) -> Any:
     return param - RATE * (updates + WEIGHT_DECAY * param), state.mu, state.nu
 
 
+def _sgd(param: Any, grad: Any, momentum: Any) -> Any:
+    momentum *= MOMENTUM
+    momentum += grad
+    param -= RATE * momentum
+    return param
+
+
+def _torch_sgd(a: Any) -> Call:
+    """Return a step of PyTorch's fused optimiser on the same memory."""
+    param = torch.nn.Parameter(a.param)
+    param.grad = a.grad
+    optimizer = torch.optim.SGD([param], RATE, MOMENTUM, fused=True)
+    optimizer.state[param]["momentum_buffer"] = a.momentum
+    return optimizer.step
+
+
+def _optax_sgd(param: Any, grad: Any, momentum: Any) -> Any:
+    steps, state = optax.trace(MOMENTUM).update(grad, optax.TraceState(momentum))
+    return param - RATE * steps, state.trace
+
+
 def _by_float32(buffer: Any, grad: Any, kept: Any, wide: Any) -> None:  # noqa: ARG001
     gradkit.accumulate_grad(wide, grad)
     gradkit.accumulate_grad_v2(buffer, wide, overwrite=True, casting="same_kind")
@@ -213,6 +235,14 @@ TABLES: dict[str, Table] = {
         "naive": _adamw,
         "jax": _optax_adamw,
     },
+    "sgd_update": {
+        "gradkit": lambda param, grad, momentum: gradkit.sgd_update(
+            param, grad, momentum, lr=RATE, momentum=MOMENTUM
+        ),
+        "torch": _torch_sgd,
+        "naive": _sgd,
+        "jax": _optax_sgd,
+    },
     # Beside PyTorch's sums in float32, which take as much memory.
     "accumulate_grad, compensated": {
         "gradkit": lambda buffer, grad, kept, wide: gradkit.accumulate_grad(  # noqa: ARG005
@@ -249,7 +279,8 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
         case = _accumulation(device, (side, side), dtype, dtype)
         yield replace(case, operation="ema_update", table=TABLES["ema_update"], targets={})
     for dtype in ("float32",) if quick else ("float32", "bfloat16"):
-        yield _update(device, (side, side), dtype)
+        yield _update(device, (side, side), dtype, "adamw_update", "moment", "variance")
+        yield _update(device, (side, side), dtype, "sgd_update", "momentum")
     yield _in_16_bits(device, (side, side), "accumulate_grad, compensated", 5, ("buffer", "kept"))
     yield _in_16_bits(device, (side, side), "accumulate_grads, stochastic", 3, ("buffer",))
     zeroed = partial(gradients, device, "float32", [(side, side)])
@@ -291,7 +322,7 @@ def _of_list(device: Device, name: str, dtype: str, shapes: list[Shape]) -> Iter
             written=("grads", "limit"),
             checked=_a_part,
         )
-    if headline:
+    if headline or (large and not on_cpu):
         yield replace(
             norm,
             operation="clip_grad_block_norm, two blocks",
@@ -319,16 +350,17 @@ def _accumulation(device: Device, shape: Shape, into: str, of: str) -> Case:
     )
 
 
-def _update(device: Device, shape: Shape, dtype: str) -> Case:
+def _update(device: Device, shape: Shape, dtype: str, operation: str, *states: str) -> Case:
     def arguments() -> Arguments:
-        names = "param", "grad", "moment", "variance"
+        names = "param", "grad", *states
         found = {name: device.normal(shape, dtype, seed) for seed, name in enumerate(names)}
-        found["variance"] *= found["variance"]
+        if "variance" in found:
+            found["variance"] *= found["variance"]
         return found
 
-    table, size = TABLES["adamw_update"], 7 * list_bytes([shape], dtype)
-    case = on_array(device, "adamw_update", table, shape, dtype, arguments=arguments, bytes=size)
-    return replace(case, written=("param", "moment", "variance"), out=False)
+    table, size = TABLES[operation], (3 + 2 * len(states)) * list_bytes([shape], dtype)
+    case = on_array(device, operation, table, shape, dtype, arguments=arguments, bytes=size)
+    return replace(case, written=("param", *states), out=False)
 
 
 def _in_16_bits(

@@ -63,8 +63,7 @@ def main(steps: int = 60, max_norm: float = 1.0, micro_batches: int = 4) -> list
                 gradkit.accumulate_grad_v2(buffers[name], grad, overwrite=i == 0)
         gradkit.scale_grads(buffers, 1 / micro_batches)
         norm = gradkit.clip_grad_norm(buffers, max_norm)  # stays on the device
-        for name, value in params.items():
-            value -= 0.1 * buffers[name]
+        gradkit.sgd_update(params, buffers, lr=0.1)
         losses.append(total)
     history = [float(value) for value in losses]
     print(f"{xp.__name__}: loss {history[0]:.3f} -> {history[-1]:.3f}; last norm {float(norm):.3f}")
