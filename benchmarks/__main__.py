@@ -18,6 +18,7 @@ from benchmarks import (
     overhead,
     peers,
     report,
+    rows,
     scaling,
     startup,
     system_info,
@@ -147,7 +148,8 @@ def _once(device: str) -> dict[str, Any]:
     """Return what is measured once per run."""
     if device == "cpu":
         return {"scaling": scaling.tables()}
-    return {"startup": startup.measure(device)}
+    formula = timing.microseconds({"formula": rows.formula()})["formula"]
+    return {"startup": startup.measure(device), "formula_us": formula}
 
 
 def _fail(run: report.Run, where: str, error: Exception) -> None:

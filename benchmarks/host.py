@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import gradkit
-from benchmarks.rows import layer_norm_grad
+from benchmarks import rows
 from benchmarks.timing import microseconds
 from gradkit._cuda import CudaBackend
 from testbed.driver import install
@@ -92,8 +92,6 @@ def calls(make: Maker) -> dict[str, Callable[[], Any]]:
     def array(*shape: int) -> Any:
         return make(np.ones(shape, np.float32))
 
-    # Layer norm's gradient in plain NumPy: the unit by which machines can be compared.
-    plain = [np.ones(shape, np.float32) for shape in ((8, 64), (8, 64), 64, 8, 8)]
     vector, other = array(64), array(64)
     x, dy, scale, row = array(8, 64), array(8, 64), array(64), array(8)
     out = array(8, 64), array(64), array(64)
@@ -103,7 +101,7 @@ def calls(make: Maker) -> dict[str, Callable[[], Any]]:
     turns = itertools.count()
     four, ten = [array(n) for n in (64, 256, 64, 10)], [array(64) for _ in range(10)]
     return {
-        FORMULA: lambda: layer_norm_grad(*plain),
+        FORMULA: rows.formula(),
         "layer_norm": lambda: gradkit.layer_norm(x, scale, scale),
         "layer_norm_grad": lambda: gradkit.layer_norm_grad(dy, x, scale, row, row),
         "layer_norm_grad, out=": lambda: gradkit.layer_norm_grad(dy, x, scale, row, row, out=out),

@@ -38,6 +38,8 @@ PAUSED = (
     " Before each call, 64 MiB are copied for 10 ms, so that caches are cold and no other "
     "library's threads spin."
 )
+# Of a run on a GPU, unless its record is older than such copies.
+OWN_COPY = " In brackets: beside a copy of as many bytes as the case has."
 
 # What the page's charts show of a CPU and of a GPU, the last of them too small.
 AT_A_GLANCE = {
@@ -117,6 +119,12 @@ def _title(case: Mapping[str, Any]) -> str:
     return f"{case['operation']} {case['shape']} {case['dtype']}"
 
 
+def _method(run: Run) -> str:
+    own = any("own copy" in case for case in run["cases"])
+    paused = PAUSED if run.get("paused") else ""
+    return METHOD[run["device"]] + paused + (OWN_COPY if own else "")
+
+
 def table(run: Run) -> str:
     """Return one row per case: gradkit's time, bandwidth, fraction of copy, each peer's ratio."""
     names = _peers(run["cases"])
@@ -130,7 +138,9 @@ def _row(case: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     row = [case["operation"], case["shape"], case["dtype"], f"{own:.4g}", f"{low:.3g}-{high:.3g}"]
     fractions = case.get("copy")
     large = case["bytes"] and fractions
-    row += [f"{case['bytes'] / own / 1e6:.1f}", f"{fractions[1]:.2f}"] if large else ["", ""]
+    beside = f" ({case['own copy'][1]:.2f})" if "own copy" in case else ""
+    share = f"{fractions[1]:.2f}{beside}" if large else ""
+    row += [f"{case['bytes'] / own / 1e6:.1f}" if large else "", share]
     for name in names:
         if name not in case["ratio"]:
             row.append("failed" if name in case.get("failed", ()) else "")
@@ -230,11 +240,14 @@ def page(run: Run, pictures: Sequence[str], cases: str) -> str:
     parts = [
         f"# {heading(run)}",
         _conditions(run),
-        f"{METHOD[run['device']]}{PAUSED if run.get('paused') else ''} [All cases]({cases}).",
+        f"{_method(run)} [All cases]({cases}).",
         *_not_measured(run),
         *(f"![{CHARTS[Path(each).stem.rpartition('-')[2]]}]({each})" for each in pictures),
         "## Targets\n\n" + targets(run),
     ]
+    if unit := run.get("formula_us"):
+        text = f"The host takes {unit:.1f} us for the formula of a layer norm's gradient, 8x64, in"
+        parts.append(f"{text} NumPy: by this unit hosts can be compared.")
     if found := run.get("startup"):
         head = ["first call of a process, ms", *next(iter(found.values()))]
         rows = [[name, *(f"{ms:.4g}" for ms in row.values())] for name, row in found.items()]

@@ -21,6 +21,7 @@ from benchmarks.devices import Array, Call, Device
 from benchmarks.peers import Arguments, Table
 
 COPY = "copy"
+OWN_COPY = "own copy"  # of as many bytes as a case has
 AIM = "copy, aimed at"  # a goal; missing it is no failure
 OURS = "gradkit"
 OUT = "gradkit out="
@@ -115,6 +116,9 @@ def measure(case: Case, device: Device, everyone: Sequence[str], seconds: float)
     case.check(device)
     repeats = REPEATS if device.name == "cpu" and case.bytes < SHORT else 1
     calls: dict[str, Call] = {COPY: device.copy}
+    if own := device.copy_of(case.bytes // 2):
+        calls[OWN_COPY] = own
+    units = {*calls}
     timed, failed = dict(calls), {}
     for name, make in case.makers(device, everyone).items():
         try:
@@ -134,16 +138,18 @@ def measure(case: Case, device: Device, everyone: Sequence[str], seconds: float)
     busy, start = system_info.busy(), time.perf_counter()
     for k in range(rounds):
         for name in list(timed) if k % 2 else reversed(timed):
-            times[name].append(device.timer(timed[name]) / (1 if name == COPY else repeats))
+            times[name].append(device.timer(timed[name]) / (1 if name in units else repeats))
     taken = system_info.taken_by_others(busy) / (time.perf_counter() - start)
     for name, call in calls.items():  # a peer in another process measures its own times
         if isinstance(call, peers.Remote):
             times[name] = call.times()[-rounds:]
     copies, ours = (np.array(times[name]) for name in (COPY, OURS))
-    walls = {n: [device.wall(call) for _ in range(WALLS)] for n, call in calls.items() if n != COPY}
+    others = {name: call for name, call in calls.items() if name not in units}
+    walls = {n: [device.wall(call) for _ in range(WALLS)] for n, call in others.items()}
     return {
-        **line(case, {name: row for name, row in times.items() if name != COPY}, ours),
+        **line(case, {name: row for name, row in times.items() if name not in units}, ours),
         "copy": _quartiles(case.bytes / (2 * device.copied) * copies / ours),
+        **({"own copy": _quartiles(np.array(times[OWN_COPY]) / ours)} if own else {}),
         "wall_ms": {n: _figure(1e3 * median(row)) for n, row in walls.items() if None not in row},
         "failed": failed,
         "rounds": rounds,

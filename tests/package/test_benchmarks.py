@@ -58,10 +58,12 @@ def test_the_run_for_gpus_runs_on_the_emulator(monkeypatch, tmp_path, capsys):
         assert "failed" not in case
         assert case["ms"]["gradkit"][1] > 0
         assert case["wall_ms"]["gradkit"] > 0
+        assert not case["bytes"] or case["own copy"][1] > 0
         assert all(ratio[1] > 0 for ratio in case["ratio"].values())
         assert case["ratio"]
     assert found["dropped"] == found["errors"] == []
     assert found["startup"]["layer_norm_grad"]["cold"] > 0
+    assert f"The host takes {found['formula_us']:.1f} us" in report.page(found, [], "cases.md")
     assert "zero_grad 40x40 float32\n" in capsys.readouterr().out  # as it goes
 
 
@@ -372,7 +374,7 @@ def on_an_h200(**changes):
     gpu = {"name": "NVIDIA H200", "multiprocessors": 132, "l2_mib": 60, "driver": "1"}
     machine = results()["machine"] | {"gpu": gpu | {"cuda": cuda, "clocks": "", "versions": {}}}
     case = {"operation": "layer_norm_grad", "shape": "16384x4096", "dtype": "bfloat16"}
-    case |= {"bytes": 4e8, "note": "", "copy": [0.9] * 3, "targets": {"torch.compile": 1.5}}
+    case |= {"bytes": 4e8, "note": "", "copy": [0.9] * 3, "own copy": [0.95] * 3, "targets": {"torch.compile": 1.5}}
     case |= {"ms": {"gradkit": [0.1067] * 3, "torch": [0.2] * 3}, "ratio": {"torch": [1.9] * 3}}
     case["wall_ms"] = {"gradkit": 1.25, "torch": 1.2}
     return results(machine=machine, cases=[case]) | changes
