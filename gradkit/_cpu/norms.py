@@ -10,9 +10,7 @@ from typing import Any
 import gradkit._cpu.compiled as compiled
 from gradkit import _numpy
 from gradkit._calls import channels, roles, rows
-from gradkit._calls.layouts import SampleLayout
 from gradkit._calls.record import Call
-from gradkit._calls.samples import lead_of, samples_of
 from gradkit._dtypes import float_of
 
 _AS_THEY_ARE = "axis channel_axis num_groups eps scale_offset norm_before_gate momentum count"
@@ -21,7 +19,6 @@ NUMBERS = {name: name for name in _AS_THEY_ARE.split()} | {"activation": "silu"}
 _ENGINES = dict.fromkeys(("batch_norm", "batch_norm_grad", "batch_norm_inference"), "native")
 # The dtypes of a call, as kernels/cpu/module.cpp has them, and those of roles.
 _DATA, _KNOWN, _PARAMETER, _RESULT, _RUNNING = range(5)
-PER_SAMPLE = 1 << 10  # beyond the dtypes
 _KINDS = {
     roles.Data: _DATA,
     **dict.fromkeys(roles.PARAMETERS, _PARAMETER),
@@ -43,12 +40,8 @@ def compiled_norm(name: str) -> Callable[[Any], Any]:
             types = call.plan.launcher = _types_of(call)
         if types < 0:
             return getattr(_numpy, name)(call)
-        if types < PER_SAMPLE:
-            function(types, *fields(call))
-            return engine
-        for sample in samples_of(call, lead_of(call)):
-            function(types - PER_SAMPLE, *fields(sample))
-        return None
+        function(types, *fields(call))
+        return engine
 
     compute.__name__ = name
     return compute
@@ -64,23 +57,16 @@ def _types_of(call: Any) -> int:
     """The dtypes of a call as one number; -1 if it has no elements. Decided once for each plan.
 
     Results of one role have one dtype, as have arguments; of what is absent it does not matter.
-    Scales per sample add ``PER_SAMPLE``.
     """
-    data = getattr(call, call.layout.data)
-    if not data.size:
+    if not getattr(call, call.layout.data).size:
         return -1
-    per_sample = (
-        isinstance(call.layout, SampleLayout)
-        and call.scale is not None
-        and call.scale.ndim != data.ndim - call.axis
-    )
     codes: dict[int, int] = {}
     for field in call.results:
         if field.role is not roles.Data:
             _note(codes, call, field, _RESULT, _KINDS.get(field.role, _RESULT))
     for field in (*call.arguments, *call.in_place):
         _note(codes, call, field, _KINDS.get(field.role, _KNOWN))
-    return sum(code << 2 * kind for kind, code in codes.items()) + PER_SAMPLE * per_sample
+    return sum(code << 2 * kind for kind, code in codes.items())
 
 
 def _note(codes: dict[int, int], call: Any, field: Any, *kinds: int) -> None:

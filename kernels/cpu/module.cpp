@@ -94,11 +94,13 @@ i64 length_of(const Py_buffer& buffer, int begin, int end) {
 // An array's memory, for as long as this lives.
 class Memory {
 public:
-    // Axes up to `axis` lead from row to row; axes of length 1 may follow in a statistic.
+    // Axes up to `axis`, counted from the end if it is negative, lead from row to row; axes of length
+    // 1 may follow in a statistic.
     Memory(Given given, int axis) {
         if (given.is_none()) return;
         python_ = given.is_python();
         given.open(buffer_, strides_);
+        if (axis < 0) axis += buffer_.ndim;
         array_.data = static_cast<char*>(buffer_.buf);
         merge(buffer_, 0, axis, array_.rows);
         merge(buffer_, axis, buffer_.ndim, array_.columns);
@@ -116,6 +118,15 @@ public:
     bool of_python() const { return python_; }
     operator const Array*() const { return there_ ? &array_ : nullptr; }
     const Py_buffer& buffer() const { return buffer_; }
+
+    // An axis of this array, for parameters that may have fewer axes in front.
+    int from_end(int axis) const { return axis - buffer_.ndim; }
+
+    i64 rows() const {
+        i64 rows = 1;
+        for (int k = 0; there_ && k < array_.rows.count; ++k) rows *= array_.rows.at[k].length;
+        return rows;
+    }
 
 private:
     bool there_ = false, python_ = false;
@@ -144,10 +155,11 @@ template <typename F> void compute(i64 elements, const Memory& data, F run) {
     if (!done) throw nb::python_error();
 }
 
-Setting setting_of(int axis, const Memory& data) {
+Setting setting_of(const Memory& data, const Memory& scale) {
     Setting setting;
     setting.kernels = chosen.load(std::memory_order_relaxed)->rows;
-    setting.rows = length_of(data.buffer(), 0, axis);
+    setting.rows = data.rows();
+    setting.samples = scale.rows();
     setting.threads = threads_to_use();
     return setting;
 }
@@ -187,14 +199,15 @@ void forward(
     Given bias, Given y, Given s, Given mean, Given inv_std
 ) {
     const Memory x_(x, axis), residual_(residual, axis), y_(y, axis), s_(s, axis);
-    const Memory mean_(mean, axis), inv_std_(inv_std, axis), scale_(scale, 0), bias_(bias, 0);
+    const Memory mean_(mean, axis), inv_std_(inv_std, axis);
+    const Memory scale_(scale, x_.from_end(axis)), bias_(bias, x_.from_end(axis));
     // Added to -0, it leaves the sign.
     const double absent_bias = -0.0;
     const Forward call = {
         rows_of(types, axis, x_, scale_, scale_offset, bias_, absent_bias), eps, x_, residual_, y_,
         s_, mean_, inv_std_,
     };
-    compute(run_forward, setting_of(axis, x_), x_, call);
+    compute(run_forward, setting_of(x_, scale_), x_, call);
 }
 
 constexpr bool FROM_INPUT = false, FROM_OUTPUT = true, NOT_CENTRED = false, CENTRED = true;
@@ -206,13 +219,14 @@ void gradient(
 ) {
     const Memory dy_(dy, axis), source_(source, axis), ds_(ds, axis), dx_(dx, axis);
     const Memory mean_(mean, axis), inv_std_(inv_std, axis);
-    const Memory scale_(scale, 0), bias_(bias, 0), dscale_(dscale, 0), dbias_(dbias, 0);
+    const int own = dy_.from_end(axis);
+    const Memory scale_(scale, own), bias_(bias, own), dscale_(dscale, own), dbias_(dbias, own);
     const Gradient call = {
         rows_of(types, axis, dy_, scale_, scale_offset, bias_), from_output, centred, false, dy_,
         source_, ds_, mean_, inv_std_, dx_, nullptr,
     };
     compute<Gradient, const Array*, const Array*>(
-        run_gradient, setting_of(axis, dy_), dy_, call, dscale_, dbias_
+        run_gradient, setting_of(dy_, scale_), dy_, call, dscale_, dbias_
     );
 }
 
@@ -224,7 +238,7 @@ void layer_norm_inverse(
     const Inverse call = {
         rows_of(types, axis, y_, scale_, 0, bias_), y_, mean_, inv_std_, x_,
     };
-    compute(run_inverse, setting_of(axis, y_), y_, call);
+    compute(run_inverse, setting_of(y_, scale_), y_, call);
 }
 
 void gated_rms_norm(
@@ -237,7 +251,7 @@ void gated_rms_norm(
         {rows_of(types, axis, x_, scale_, scale_offset, bias), silu, norm_before_gate}, eps, x_,
         gate_, y_, inv_std_,
     };
-    compute(run_gated_forward, setting_of(axis, x_), x_, call);
+    compute(run_gated_forward, setting_of(x_, scale_), x_, call);
 }
 
 void gated_rms_norm_grad(
@@ -252,7 +266,7 @@ void gated_rms_norm_grad(
         dy_, x_, gate_, inv_std_, dx_, dgate_, nullptr,
     };
     compute<GatedGradient, const Array*>(
-        run_gated_gradient, setting_of(axis, dy_), dy_, call, dscale_
+        run_gated_gradient, setting_of(dy_, scale_), dy_, call, dscale_
     );
 }
 

@@ -23,14 +23,15 @@ constexpr i64 PIECE = 1 << 14, LARGEST = 1 << 20, PIECES = 8;
 // Shares of a gradient, each with sums of its own in float64: at most so many, of so many elements
 // at least, and all of them no longer than that.
 constexpr i64 MOST_SHARES = 32, LEAST_SHARE = 1 << 14, SHARES_LENGTH = 1 << 18;
-// Rows for which a copy of the scale that begins at a cache line is not worth its while.
+// Rows for which a copy of scale and bias that begins at a cache line is not worth its while.
 constexpr i64 FEW_ROWS = 4;
 // Rows whose terms are added up in the accumulation dtype: equal ones round the same way each time.
 constexpr i64 ROW_RUN = 16;
 // Bytes of a result, and of its rows, from which on it is written past the caches, which cannot hold
 // it for long. Rows of 512 bytes took twice as long so.
 constexpr i64 STREAMED = 1 << 24, STREAMED_ROW = 3 << 10;
-constexpr std::align_val_t CACHE_LINE{64};
+constexpr i64 LINE = 64;
+constexpr std::align_val_t CACHE_LINE{LINE};
 
 i64 parts_of(i64 whole, i64 part) { return (whole + part - 1) / part; }
 
@@ -48,7 +49,8 @@ Memory memory(i64 bytes) {
     return Memory(static_cast<char*>(::operator new[](bytes, CACHE_LINE)));
 }
 
-// A call's scratch for the threads, and scale and bias as the kernels want them.
+// A call's scratch for the threads, in which they have a sample's scale and bias as the kernels want
+// them.
 class Call : public Items {
 public:
     Call(const Setting& setting, Rows& rows)
@@ -56,32 +58,36 @@ public:
           setting(setting),
           kernels(setting.kernels[rows.dtype == F64]),
           threads(threads_for(setting, setting.rows * rows.width)),
-          scratch_bytes_(parts_of(window(rows) * ROOMS * sizeof(double), 64) * 64),
-          scratch_(memory(threads * scratch_bytes_)) {
+          sample_rows(setting.rows / setting.samples),
+          room_(parts_of(window(rows) * i64{sizeof(double)}, LINE) * LINE),
+          scratch_(memory(threads * scratch_bytes())) {
         rows.window = window(rows);
-        rows.whole_scale = rows.whole_bias = nullptr;
-        if (rows.window < rows.width) return;
-        const i64 bytes = parts_of(rows.width * sizeof(double), 64) * 64;
-        const bool there = setting.rows < FEW_ROWS && is_there(rows);
-        parameters_ = memory((!there + rows.reads_bias) * bytes);
-        char* room = parameters_.get();
-        rows.whole_scale = there ? rows.scale.array->data : room;
-        if (!there) kernels.widen(rows.scale, 0, rows.width, room);
-        rows.whole_bias = rows.whole_scale;
-        if (!rows.reads_bias) return;
-        if (!there) room += bytes;
-        kernels.widen(rows.bias, 0, rows.width, room);
-        rows.whole_bias = room;
+        for (int slot = 0; slot < threads; ++slot) held(slot) = -1;
     }
 
 protected:
     bool share(i64 items) { return share_out(*this, items, threads); }
 
-    char* scratch(int slot) const { return scratch_.get() + slot * scratch_bytes_; }
+    char* scratch(int slot) const { return scratch_.get() + slot * scratch_bytes(); }
+
+    // The call with scale and bias of a sample, for a thread.
+    template <typename C> C of_sample(const C& call, i64 sample, int slot) const {
+        C own = call;
+        own.scale.sample = own.bias.sample = sample;
+        own.whole_scale = own.whole_bias = nullptr;
+        if (own.window < own.width) return own;
+        const bool is_new = held(slot) != sample;
+        char* const room = scratch(slot) + ROOMS * room_;
+        own.whole_scale = own.whole_bias = whole(own, own.scale, is_new, room);
+        if (own.reads_bias) own.whole_bias = whole(own, own.bias, is_new, room + room_);
+        held(slot) = sample;
+        return own;
+    }
 
     const Setting& setting;
     const RowKernels& kernels;
     const int threads;
+    const i64 sample_rows;
 
 private:
     static int threads_for(const Setting& setting, i64 elements) {
@@ -89,18 +95,26 @@ private:
         return static_cast<int>(at_most(setting.threads, elements / LEAST_OF_THREAD));
     }
 
-    // True if the scale can be read where it lies.
-    static bool is_there(const Rows& rows) {
-        const Parameter& scale = rows.scale;
-        const Dtype computed = rows.dtype == F64 ? F64 : F32;
-        return scale.array && scale.value == 0 && scale.dtype == computed &&
-            has_no_gaps(scale.array->columns, computed == F64 ? 8 : 4);
-    }
-
     static i64 window(const Rows& rows) { return rows.width <= WHOLE ? rows.width : WINDOW; }
 
-    i64 scratch_bytes_;
-    Memory scratch_, parameters_;
+    // All columns of a parameter: where they lie if they can be read there, or in a room.
+    const void* whole(const Rows& rows, const Parameter& own, bool is_new, char* room) const {
+        const Dtype computed = rows.dtype == F64 ? F64 : F32;
+        if (sample_rows < FEW_ROWS && own.array && own.value == 0 && own.dtype == computed &&
+            has_no_gaps(own.array->columns, computed == F64 ? 8 : 4))
+            return row_of(*own.array, own.sample);
+        if (is_new) kernels.widen(own, 0, rows.width, room);
+        return room;
+    }
+
+    // Rooms of the kernels, scale and bias, and the sample that those belong to.
+    i64 scratch_bytes() const { return (ROOMS + 2) * room_ + LINE; }
+    i64& held(int slot) const {
+        return *reinterpret_cast<i64*>(scratch(slot) + (ROOMS + 2) * room_);
+    }
+
+    i64 room_;
+    Memory scratch_;
 };
 
 // Rows that do not depend on one another: `work(call, begin, end, scratch)`.
@@ -115,8 +129,12 @@ public:
           step_(step(setting.rows / (threads * PIECES), call.width)) {}
 
     void work(i64 item, int slot) override {
-        const i64 begin = item * step_;
-        work_(call_, begin, at_most(begin + step_, setting.rows), scratch(slot));
+        const i64 end = at_most((item + 1) * step_, setting.rows);
+        for (i64 row = item * step_, after; row < end; row = after) {
+            const i64 sample = row / sample_rows;
+            after = at_most((sample + 1) * sample_rows, end);
+            work_(of_sample(call_, sample, slot), row, after, scratch(slot));
+        }
     }
 
     bool run() { return share(parts_of(setting.rows, step_)); }
@@ -131,8 +149,8 @@ private:
     i64 step_;
 };
 
-// Shares of the rows of a window, each with sums over its rows: one share a window if there are
-// several windows. `work`: the kernel that does one.
+// Shares of a sample's rows of a window, each with sums over its rows: one share a window if there
+// are several windows. `work`: the kernel that does one.
 template <typename C> class Shares : public Call {
 public:
     typedef void (*Work)(
@@ -149,43 +167,47 @@ public:
           dscale_(dscale),
           dbias_(dbias),
           windows_(parts_of(call.width, call.window)),
-          runs_(parts_of(setting.rows, ROW_RUN)),
+          runs_(parts_of(sample_rows, ROW_RUN)),
           shares_(share_count()),
           run_(run_length()),
-          in_scratch_(setting.rows <= run_),
+          in_scratch_(sample_rows <= run_),
           sums_(in_scratch_ ? nullptr : new double[2 * places() * call.window]) {}
 
     // Runs of rows, in order, into the sums of a share; those of a single run stay in scratch.
     void work(i64 item, int slot) override {
-        const i64 from = item / shares_ * call_.window, share = item % shares_;
-        const i64 place = windows_ > 1 ? slot : share;
+        const i64 share = item % shares_, from = item / shares_ % windows_ * call_.window;
+        const i64 sample = item / shares_ / windows_, first = sample * sample_rows;
+        const C own = of_sample(call_, sample, slot);
+        const i64 place = shares_ == 1 ? slot : item;
         double *of_product = nullptr, *of_dy = nullptr;
         if (!in_scratch_) {
             of_product = sums(0, place);
             of_dy = sums(1, place);
             for (i64 j = 0; j < call_.window; ++j) of_product[j] = of_dy[j] = 0;
         }
-        const i64 begin = runs_ * share / shares_ * ROW_RUN;
-        const i64 end = at_most(runs_ * (share + 1) / shares_ * ROW_RUN, setting.rows);
+        const i64 begin = first + runs_ * share / shares_ * ROW_RUN;
+        const i64 end = first + at_most(runs_ * (share + 1) / shares_ * ROW_RUN, sample_rows);
         for (i64 row = begin; row < end; row += run_) {
             work_(
-                call_, row, at_most(row + run_, end), from, dscale_ ? of_product : nullptr,
+                own, row, at_most(row + run_, end), from, dscale_ ? of_product : nullptr,
                 dbias_ ? of_dy : nullptr, scratch(slot)
             );
             if (slot == 0 && patience.is_over()) return;
         }
-        if (in_scratch_) store(kernels, room(slot, PRODUCTS), room(slot, GRADIENTS), from);
-        else if (windows_ > 1) store(setting.kernels[1], of_product, of_dy, from);
+        if (in_scratch_) store(kernels, room(slot, PRODUCTS), room(slot, GRADIENTS), sample, from);
+        else if (shares_ == 1) store(setting.kernels[1], of_product, of_dy, sample, from);
     }
 
     bool run() {
-        if (!share(windows_ * shares_)) return false;
-        if (windows_ > 1 || in_scratch_) return true;
-        const i64 width = call_.width;
-        for (i64 share = 1; share < shares_; ++share)
-            for (int k = 0; k < 2; ++k)
-                for (i64 j = 0; j < width; ++j) sums(k, 0)[j] += sums(k, share)[j];
-        store(setting.kernels[1], sums(0, 0), sums(1, 0), 0);
+        if (!share(setting.samples * windows_ * shares_)) return false;
+        for (i64 sample = 0; shares_ > 1 && sample < setting.samples; ++sample) {
+            const i64 first = sample * shares_;
+            for (i64 share = 1; share < shares_; ++share)
+                for (int k = 0; k < 2; ++k)
+                    for (i64 j = 0; j < call_.width; ++j)
+                        sums(k, first)[j] += sums(k, first + share)[j];
+            store(setting.kernels[1], sums(0, first), sums(1, first), sample, 0);
+        }
         return true;
     }
 
@@ -193,7 +215,7 @@ private:
     i64 share_count() const {
         if (windows_ > 1) return 1;
         const i64 room = at_least(SHARES_LENGTH / call_.width, 1);
-        const i64 worth = at_least(setting.rows * call_.width / LEAST_SHARE, 1);
+        const i64 worth = at_least(sample_rows * call_.width / LEAST_SHARE, 1);
         return at_most(at_most(runs_, MOST_SHARES), at_most(room, worth));
     }
 
@@ -205,7 +227,7 @@ private:
         return run;
     }
 
-    i64 places() const { return windows_ > 1 ? threads : shares_; }
+    i64 places() const { return shares_ == 1 ? threads : setting.samples * shares_; }
 
     double* sums(int which, i64 place) const {
         return sums_.get() + (which * places() + place) * call_.window;
@@ -216,11 +238,17 @@ private:
     }
 
     // Sums in the dtype of the computation, or in float64.
-    void store(const RowKernels& kernels, const void* product, const void* dy, i64 from) const {
+    void store(
+        const RowKernels& kernels, const void* product, const void* dy, i64 sample, i64 from
+    ) const {
         const i64 count = at_most(call_.window, call_.width - from);
-        const Dtype dtype = call_.scale.dtype;
-        if (dscale_) kernels.narrow(dtype, product, dscale_->columns, dscale_->data, from, count);
-        if (dbias_) kernels.narrow(dtype, dy, dbias_->columns, dbias_->data, from, count);
+        const auto narrow = [&](const void* sums, const Array* to) {
+            if (!to) return;
+            char* const data = row_of(*to, sample);
+            kernels.narrow(call_.scale.dtype, sums, to->columns, data, from, count);
+        };
+        narrow(product, dscale_);
+        narrow(dy, dbias_);
     }
 
     const C& call_;

@@ -8,7 +8,7 @@
 // Arguments of all calls.
 struct Setting {
     const RowKernels* kernels;  // of the instruction set
-    i64 rows;
+    i64 rows, samples;  // each has as many rows, and scale and bias of its own
     int threads;
     Patience* patience;
 };

@@ -76,7 +76,8 @@ template <typename A> void widen_parameter(
         : parameter.dtype == BF16           ? widen_all<bf16, A>
         : parameter.dtype == F32            ? widen_all<float, A>
                                             : widen_all<double, A>;
-    run(parameter.array->data, parameter.array->columns, from, count, to);
+    char* const data = row_of(*parameter.array, parameter.sample);
+    run(data, parameter.array->columns, from, count, to);
     // An offset of 0 is not added: not even the sign of -0 changes.
     if (value != 0)
         for (i64 j = 0; j < count; ++j) to[j].value += value;

@@ -185,6 +185,28 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit(types, shape):
     check_everywhere(partial(results, types, shape), counts=(2, 3, 4))
 
 
+@TYPES
+@pytest.mark.parametrize(
+    "shape", [(64, 3, 1030), (3, 20, 4099), (2, 400, 130), (2, 3, LONG)], ids=str
+)
+def test_threads_share_samples_that_have_the_bits_of_each_alone(types, shape):
+    """Of few rows, in whose pieces are several samples; of many, with sums of several shares."""
+    p, scale = make(shape, types, axis=2), make((shape[0], 1, shape[2]), types, axis=2).x
+
+    def both(x, dy, mean, inv_std, scale):
+        own = scale.astype(p.scale.dtype)
+        y, *_ = gradkit.layer_norm(x, own, own)
+        return [y, *gradkit.layer_norm_grad(dy, x, own, mean, inv_std)]
+
+    given = p.x, p.dy, p.mean, p.inv_std, scale
+    check_everywhere(partial(both, *given))
+    whole = both(*given)
+    for k in range(shape[0]):
+        alone = both(*(array[k] for array in given[:4]), scale[k, 0])
+        own = [array[k] for array in whole[:2]] + [array[k, 0] for array in whole[2:]]
+        assert_all_same_bits(own, alone)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("width", [32_768, 32_769, LONG])
 @pytest.mark.parametrize("rows", [1, 16, 17, 40])

@@ -15,7 +15,7 @@ from tests.tolerances import assert_same_bits
 
 X = np.random.default_rng(0).normal(size=(6, 4, 5)).astype(np.float32)
 ROW, CHANNELS = np.linspace(1, 2, 5, dtype=np.float32), np.linspace(1, 2, 4, dtype=np.float32)
-HALF = X.astype(np.float16)
+EACH, HALF = np.ones((6, 1, 5), np.float32), X.astype(np.float16)
 GRADS, SOME = {"w": X, "b": ROW}, {"w": True, "b": False}
 
 
@@ -45,6 +45,11 @@ def passes(name):
 
 WITHOUT_PYTHON = {
     "layer_norm": (both(gradkit.jax.layer_norm), (X, ROW, ROW), passes("layer_norm")),
+    "layer_norm, one scale per sample": (
+        both(gradkit.jax.layer_norm),
+        (X, EACH, EACH),
+        passes("layer_norm"),
+    ),
     "rms_norm": (both(gradkit.jax.rms_norm), (X, ROW), passes("rms_norm")),
     "add_rms_norm": (lambda *a: gradkit.jax.add_rms_norm(*a), (X, X, ROW), ["add_rms_norm"]),
     "gated_rms_norm": (both(gradkit.jax.gated_rms_norm), (X, X, ROW), passes("gated_rms_norm")),
@@ -96,7 +101,6 @@ def test_no_python_runs(name):
     "call",
     [
         lambda: both(gradkit.jax.invertible_rms_norm)(X, ROW),  # whose scale is checked
-        lambda: gradkit.jax.layer_norm(X, np.ones((6, 1, 5), np.float32)),  # one per sample
         lambda: gradkit.jax.accumulate_grads(HALF, HALF, rounding="stochastic"),
     ],
 )
