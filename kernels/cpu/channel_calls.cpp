@@ -341,15 +341,15 @@ public:
         const ChannelCall& call = shared.call;
         visit_ = 0;
         locate(index);
-        const i64 statistics = columns / across;
+        statistics_ = columns == across ? 1 : columns / across;  // a division takes long
         if (call.reads != Reads::DEVIATIONS) {
-            for (i64 from = 0; from < statistics; from += STATISTICS)
-                begin_known(from, at_most(STATISTICS, statistics - from));
+            for (i64 from = 0; from < statistics_; from += STATISTICS)
+                begin_known(from, at_most(STATISTICS, statistics_ - from));
             return;
         }
         double values[STATISTICS];
-        for (i64 from = 0; from < statistics; from += STATISTICS) {
-            const i64 count = at_most(STATISTICS, statistics - from);
+        for (i64 from = 0; from < statistics_; from += STATISTICS) {
+            const i64 count = at_most(STATISTICS, statistics_ - from);
             guess_means(from, count, values);
             for (i64 k = 0; k < count; ++k) {
                 moments_[from + k].begin(values[k]);
@@ -370,8 +370,8 @@ public:
         if (shared.over_samples()) weigh(first, second);
         bool more = false;
         double ones[STATISTICS], twos[STATISTICS];
-        for (i64 from = 0; from < columns / across; from += STATISTICS) {
-            const i64 count = at_most(STATISTICS, columns / across - from);
+        for (i64 from = 0; from < statistics_; from += STATISTICS) {
+            const i64 count = at_most(STATISTICS, statistics_ - from);
             for (i64 k = 0; k < count; ++k) {
                 ones[k] = by_halves(first + (from + k) * across, summed);
                 twos[k] = by_halves(second + (from + k) * across, summed);
@@ -462,7 +462,8 @@ private:
     void guess_means(i64 from, i64 count, double* to) {
         read_elements(from, count, 0, to);
         if (shared.item != 2) return;
-        double means[STATISTICS] = {}, next[STATISTICS];
+        double means[STATISTICS], next[STATISTICS];
+        for (i64 k = 0; k < count; ++k) means[k] = 0;
         for (int which = 0; which < GUESSES; ++which) {
             read_elements(from, count, which, next);
             for (i64 k = 0; k < count; ++k) means[k] += next[k] / GUESSES;
@@ -478,10 +479,10 @@ private:
 
     void begin_known(i64 from, i64 count) {
         const ChannelCall& call = shared.call;
-        double means[STATISTICS], rests[STATISTICS] = {}, inv_stds[STATISTICS];
+        double means[STATISTICS], rests[STATISTICS], inv_stds[STATISTICS];
         shared.read_statistics(statistic + from, count, means, inv_stds);
         if (call.rest) read_numbers(call.rest, statistic + from, count, rests);
-        use(from, count, means, rests, inv_stds);
+        use(from, count, means, call.rest ? rests : nullptr, inv_stds);
         for (i64 j = 0; j < count; ++j) means[j] += 0.0;  // -0 as 0
         write_numbers(call.saved_mean, statistic + from, count, means);
         write_numbers(call.saved_inv_std, statistic + from, count, inv_stds);
@@ -518,7 +519,8 @@ private:
         if (shared.call.writes == Writes::NORMALISED) {
             A* offset = at(OFFSET);
             const A* bias = shared.bias.data() + first;
-            for (i64 k = 0; k < count; ++k) split(centres[k], rests[k], &highs[k], &lows[k]);
+            for (i64 k = 0; k < count; ++k)
+                split(centres[k], rests ? rests[k] : 0, &highs[k], &lows[k]);
             each_column(from, count, [&](i64 j, i64 k) {
                 const double factor = inv_stds[k] * scale[j];
                 const double lost = lows[k] * factor + 0.0;  // never -0: no bias is -0 too
@@ -561,8 +563,8 @@ private:
 
     void use_moments() {
         double centres[STATISTICS], lows[STATISTICS], vars[STATISTICS], inv_stds[STATISTICS];
-        for (i64 from = 0; from < columns / across; from += STATISTICS) {
-            const i64 count = at_most(STATISTICS, columns / across - from);
+        for (i64 from = 0; from < statistics_; from += STATISTICS) {
+            const i64 count = at_most(STATISTICS, statistics_ - from);
             for (i64 k = 0; k < count; ++k) {
                 centres[k] = moments_[from + k].centre;
                 lows[k] = moments_[from + k].low;
@@ -591,6 +593,7 @@ private:
     }
 
     int visit_;
+    i64 statistics_;  // of this unit
     std::vector<Moments> moments_;
     std::vector<double> centre_, sums_, samples_;
     std::vector<A> numbers_;
@@ -612,26 +615,28 @@ public:
         if (at.channels <= 0) return;
         const i64 slot = at.slot * this->columns + at.channel;
         double *first = this->sums(0) + slot, *second = this->sums(1) + slot;
-        const Lines x = input(this->shared.x, at, scratch, false);
+        Lines x = input(this->shared.x, at, scratch, false);
+        const char* const result = small_result(at);
+        const i64 ahead = ahead_of(x, at, result);
         if (this->shared.call.reads == Reads::DEVIATIONS) {
             const double* centre = this->centre() + at.channel;
-            const i64 summed = at_most(this->columns / this->across * this->summed, at.channels);
+            const i64 summed = this->across > 1 ? at_most(this->summed, at.channels) : at.channels;
             for (i64 c = 0; c < summed; ++c) first[c] = second[c] = 0;
             // A group's channels are its lines, or one line.
             const bool one = this->across > 1 && at.lines == 1;
             const bool gapless = one && x.channel == at.count * this->shared.item;
             const i64 lines = gapless ? 1 : one ? at.channels : at.lines;
+            if (one) x.stride = x.channel;
             this->shared.kernels.deviations(
-                one ? Lines{x.data, x.channel, 0} : x, lines, one ? 1 : at.channels,
-                gapless ? at.channels * at.count : at.count, this->factor(), centre, this->wide(),
-                first, second, ahead_of(x, at)
+                x, lines, one ? 1 : at.channels, gapless ? at.channels * at.count : at.count,
+                this->factor(), centre, this->wide(), first, second, ahead
             );
             return;
         }
         const Lines dy = input(this->shared.dy, at, scratch + this->room, false);
         this->shared.kernels.products(
             dy, x, at.lines, at.channels, at.count, number(this->MEAN, at),
-            number(this->INV_STD, at), first, second, {ahead_of(x, at), ahead_of(dy, at)}
+            number(this->INV_STD, at), first, second, {ahead, ahead_of(dy, at, result)}
         );
     }
 
@@ -641,14 +646,16 @@ public:
         const Piece at = piece_at(piece);
         if (at.channels <= 0) return;
         const bool kept = this->pieces == 1 && call.reads != Reads::NOTHING;
-        Lines x = {}, dy = {};
-        if (call.writes != Writes::MULTIPLIED) x = input(this->shared.x, at, scratch, kept);
-        if (call.writes != Writes::NORMALISED)
-            dy = input(this->shared.dy, at, scratch + this->room, kept);
-        const Lines found = direct(this->shared.out, at);
-        const Lines out = found.data ? found : in_room(scratch + 2 * this->room, at);
-        const bool streamed = this->shared.streamed && found.data && gapless(x, at)
-            && gapless(dy, at) && gapless(out, at);
+        const Lines x =
+            call.writes == Writes::MULTIPLIED ? Lines{} : input(this->shared.x, at, scratch, kept);
+        const Lines dy = call.writes == Writes::NORMALISED
+            ? Lines{}
+            : input(this->shared.dy, at, scratch + this->room, kept);
+        Lines out = direct(this->shared.out, at);
+        const bool there = out.data;
+        if (!there) out = in_room(scratch + 2 * this->room, at);
+        const bool streamed = this->shared.streamed && there && gapless(x, at) && gapless(dy, at)
+            && gapless(out, at);
         if (call.writes == Writes::NORMALISED)
             kernels.normalise(
                 x, at.lines, at.channels, at.count, number(this->MEAN, at),
@@ -666,7 +673,7 @@ public:
                 number(this->OF_W, at), number(this->OUTER, at), out, streamed,
                 to_next_group(at, to_next_row(x, out, at))
             );
-        if (!found.data)
+        if (!there)
             each_run(this->shared.out, at, [&](i64 k, i64 count, const Axes& axes) {
                 this->shared.scatter(
                     row(this->shared.out, at.channel + k), axes, at.from, count,
@@ -683,15 +690,18 @@ private:
     // Prefetched while sums are taken: the next row of the same channels, if others lie between,
     // which a processor does not foresee; of a small group its result, which is written after that, but
     // for 16 bits, where it is not worth it; or what a gradient reads next anyway.
-    i64 ahead_of(const Lines& own, const Piece& at) const {
+    i64 ahead_of(const Lines& own, const Piece& at, const char* result) const {
         const i64 bytes = at.channels * at.count * this->shared.item;
         if (own.channel > 0 && own.stride > bytes) return own.stride;
-        const bool small = this->shared.call.groups && this->pieces == 1 && this->shared.item > 2;
-        if (small && this->shared.out.data && !this->shared.streamed) {
-            const Lines out = direct(this->shared.out, at);
-            return out.data ? out.data - own.data : 0;
-        }
+        if (result) return result - own.data;
         return this->shared.call.reads == Reads::PRODUCTS ? AHEAD : 0;
+    }
+
+    // Where the result of a small group lies, if it is worth being fetched.
+    const char* small_result(const Piece& at) const {
+        const bool small = this->shared.call.groups && this->pieces == 1 && this->shared.item > 2;
+        if (!small || !this->shared.out.data || this->shared.streamed) return nullptr;
+        return direct(this->shared.out, at).data;
     }
 
     // Prefetched while a result is written: its next row, if its channels are few.
@@ -734,7 +744,8 @@ private:
           lines_(lines),
           several_(several),
           parts_(parts),
-          steps_(parts_of(channels, step)) {}
+          steps_(parts_of(channels, step)),
+          units_(count(shared)) {}
 
     static i64 channel_size(const Shared<A>& shared) {
         return shared.size / shared.layout.channels / shared.layout.samples;
@@ -764,7 +775,7 @@ private:
 
     void locate(i64 index) override {
         const i64 channels = this->shared.layout.channels;
-        const Divided sample = divided(index, parts_of(channels, this->most));
+        const Divided sample = divided(index, units_);
         this->first = sample.rest * this->most;
         this->columns = at_most(this->most, channels - this->first);
         this->statistic = this->shared.call.groups ? index : this->first;
@@ -837,9 +848,9 @@ private:
 
     // `kept`: what is not direct is in the room still.
     Lines input(const Arranged& array, const Piece& at, A* room, bool kept) const {
-        const Lines found = direct(array, at);
-        if (found.data) return found;
-        const Lines own = in_room(room, at);
+        Lines own = direct(array, at);
+        if (own.data) return own;
+        own = in_room(room, at);
         const auto load = [&](i64 k, i64 count, const Axes& axes) {
             this->shared.gather(
                 row(array, at.channel + k), axes, at.from, count, own.data + k * own.channel
@@ -849,7 +860,7 @@ private:
         return own;
     }
 
-    const i64 line_, step_, lines_, several_, parts_, steps_;
+    const i64 line_, step_, lines_, several_, parts_, steps_, units_;  // of a sample
     i64 channel_;  // the first row of the arrays
 };
 
@@ -978,13 +989,15 @@ private:
     void write_rows(const Piece& part, i64 row, i64 count, A* scratch) {
         const ChannelCall& call = this->shared.call;
         const auto& kernels = this->shared.kernels;
-        Lines x = {}, dy = {};
-        if (call.writes != Writes::MULTIPLIED)
-            x = input(this->shared.x, row, count, part, scratch);
-        if (call.writes != Writes::NORMALISED)
-            dy = input(this->shared.dy, row, count, part, scratch + this->room);
-        const Lines found = direct(this->shared.out, row, count, part);
-        const Lines out = found.data ? found : in_room(scratch + 2 * this->room, part);
+        const Lines x = call.writes == Writes::MULTIPLIED
+            ? Lines{}
+            : input(this->shared.x, row, count, part, scratch);
+        const Lines dy = call.writes == Writes::NORMALISED
+            ? Lines{}
+            : input(this->shared.dy, row, count, part, scratch + this->room);
+        Lines out = direct(this->shared.out, row, count, part);
+        const bool there = out.data;
+        if (!there) out = in_room(scratch + 2 * this->room, part);
         if (call.writes == Writes::NORMALISED)
             kernels.normalise_rows(
                 x, count, part.columns, number(this->MEAN, part), number(this->OUTER, part),
@@ -998,7 +1011,7 @@ private:
                 number(this->SCALE, part), number(this->OF_PRODUCT, part),
                 number(this->OF_W, part), number(this->OUTER, part), out
             );
-        for (i64 k = 0; !found.data && k < count; ++k)
+        for (i64 k = 0; !there && k < count; ++k)
             this->shared.scatter(
                 row_of(this->shared.out, sample_ * rows_ + row + k), this->shared.out.columns,
                 this->first + part.column, part.columns, out.data + k * out.stride
@@ -1024,9 +1037,9 @@ private:
     }
 
     Lines input(const Array& array, i64 row, i64 count, const Piece& part, A* room) const {
-        const Lines found = direct(array, row, count, part);
-        if (found.data) return found;
-        const Lines own = in_room(room, part);
+        Lines own = direct(array, row, count, part);
+        if (own.data) return own;
+        own = in_room(room, part);
         for (i64 k = 0; k < count; ++k)
             this->shared.gather(
                 row_of(array, sample_ * rows_ + row + k), array.columns, this->first + part.column,

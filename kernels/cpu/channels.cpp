@@ -200,7 +200,7 @@ template <Cache INTO = L1, typename T> INLINE void fetch(
 
 // Writes of(channel)(j, V) to column j of each channel of a row.
 template <typename T, typename A, typename F> INLINE void write_row(
-    Lines to, i64 row, i64 channels, i64 count, bool streamed, F of
+    const Lines& to, i64 row, i64 channels, i64 count, bool streamed, F of
 ) {
     if constexpr (STREAMS<A, T>) {
         Element<T>* own = line<T>(to, row);
@@ -213,7 +213,7 @@ template <typename T, typename A, typename F> INLINE void write_row(
 
 // Sums in S.
 template <typename S, int TERMS, typename T> INLINE void deviations_in(
-    Lines x, i64 rows, i64 channels, i64 count, double factor, const double* centre,
+    const Lines& x, i64 rows, i64 channels, i64 count, double factor, const double* centre,
     double* first, double* second, i64 ahead
 ) {
     sum_lines<S, TERMS>(rows, channels, count, first, second, [=](i64 row, i64 channel) INLINED {
@@ -231,8 +231,8 @@ template <typename S, int TERMS, typename T> INLINE void deviations_in(
 }
 
 template <typename T, typename A> void deviations(
-    Lines x, i64 rows, i64 channels, i64 count, double factor, const double* centre, bool wide,
-    double* first, double* second, i64 ahead
+    const Lines& x, i64 rows, i64 channels, i64 count, double factor, const double* centre,
+    bool wide, double* first, double* second, i64 ahead
 ) {
     if constexpr (sizeof(T) == 2)
         if (!wide)
@@ -244,8 +244,8 @@ template <typename T, typename A> void deviations(
 }
 
 template <typename T, typename A> void products(
-    Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
-    double* first, double* second, Ahead ahead
+    const Lines& dy, const Lines& x, i64 rows, i64 channels, i64 count, const A* mean,
+    const A* inv_std, double* first, double* second, Ahead ahead
 ) {
     sum_lines<A, 16>(rows, channels, count, first, second, [=](i64 row, i64 channel) INLINED {
         const Element<T> *gradient = line<T>(dy, row, channel), *own = line<T>(x, row, channel);
@@ -270,8 +270,8 @@ template <typename V, typename N> INLINE V derivative(
 }
 
 template <bool FETCHES, typename T, typename A> INLINE void normalise_lines(
-    Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* factor, const A* offset,
-    Lines y, bool streamed, i64 ahead
+    const Lines& x, i64 rows, i64 channels, i64 count, const A* mean, const A* factor,
+    const A* offset, const Lines& y, bool streamed, i64 ahead
 ) {
     for (i64 r = 0; r < rows; ++r)
         write_row<T, A>(y, r, channels, count, streamed, [=](i64 c) INLINED {
@@ -286,8 +286,8 @@ template <bool FETCHES, typename T, typename A> INLINE void normalise_lines(
 }
 
 template <typename T, typename A> void normalise(
-    Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* factor, const A* offset,
-    Lines y, bool streamed, i64 ahead
+    const Lines& x, i64 rows, i64 channels, i64 count, const A* mean, const A* factor,
+    const A* offset, const Lines& y, bool streamed, i64 ahead
 ) {
     const auto run = ahead ? normalise_lines<true, T, A> : normalise_lines<false, T, A>;
     run(x, rows, channels, count, mean, factor, offset, y, streamed, ahead);
@@ -296,9 +296,9 @@ template <typename T, typename A> void normalise(
 enum class Fetches { NOTHING, NEXT_ROW, NEXT_GROUP };
 
 template <Fetches FETCHES, typename T, typename A> INLINE void differentiate_lines(
-    Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
-    const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed,
-    Ahead ahead
+    const Lines& dy, const Lines& x, i64 rows, i64 channels, i64 count, const A* mean,
+    const A* inv_std, const A* scale, const A* of_product, const A* of_w, const A* outer,
+    const Lines& dx, bool streamed, Ahead ahead
 ) {
     for (i64 r = 0; r < rows; ++r)
         write_row<T, A>(dx, r, channels, count, streamed, [=](i64 c) INLINED {
@@ -323,9 +323,9 @@ template <Fetches FETCHES, typename T, typename A> INLINE void differentiate_lin
 }
 
 template <typename T, typename A> void differentiate(
-    Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
-    const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed,
-    Ahead ahead
+    const Lines& dy, const Lines& x, i64 rows, i64 channels, i64 count, const A* mean,
+    const A* inv_std, const A* scale, const A* of_product, const A* of_w, const A* outer,
+    const Lines& dx, bool streamed, Ahead ahead
 ) {
     const auto run = ahead.dy ? differentiate_lines<Fetches::NEXT_GROUP, T, A>
         : ahead.x             ? differentiate_lines<Fetches::NEXT_ROW, T, A>
@@ -334,7 +334,8 @@ template <typename T, typename A> void differentiate(
 }
 
 template <typename T, typename A> void multiply(
-    Lines dy, i64 rows, i64 channels, i64 count, const A* outer, Lines dx, bool streamed
+    const Lines& dy, i64 rows, i64 channels, i64 count, const A* outer, const Lines& dx,
+    bool streamed
 ) {
     for (i64 r = 0; r < rows; ++r)
         write_row<T, A>(dx, r, channels, count, streamed, [=](i64 c) INLINED {
@@ -364,7 +365,7 @@ template <typename A, typename F> INLINE void add_terms_of_rows(
 }
 
 template <typename S, typename T> INLINE void deviations_of_rows_in(
-    Lines x, i64 rows, i64 count, double factor, const double* centre, double* first,
+    const Lines& x, i64 rows, i64 count, double factor, const double* centre, double* first,
     double* second
 ) {
     S middle[COLUMNS];
@@ -382,8 +383,8 @@ template <typename S, typename T> INLINE void deviations_of_rows_in(
 }
 
 template <typename T, typename A> void deviations_of_rows(
-    Lines x, i64 rows, i64 count, double factor, const double* centre, bool wide, double* first,
-    double* second
+    const Lines& x, i64 rows, i64 count, double factor, const double* centre, bool wide,
+    double* first, double* second
 ) {
     if constexpr (sizeof(T) == 2)
         if (!wide)
@@ -392,8 +393,8 @@ template <typename T, typename A> void deviations_of_rows(
 }
 
 template <typename T, typename A> void products_of_rows(
-    Lines dy, Lines x, i64 rows, i64 count, const A* mean, const A* inv_std, double* first,
-    double* second
+    const Lines& dy, const Lines& x, i64 rows, i64 count, const A* mean, const A* inv_std,
+    double* first, double* second
 ) {
     const auto add = [=](i64 r, i64 j, auto& one, auto& two) INLINED {
         typedef Plain<decltype(one)> V;
@@ -412,7 +413,8 @@ template <typename T, typename A> void products_of_rows(
 }
 
 template <typename T, typename A> void normalise_rows(
-    Lines x, i64 rows, i64 count, const A* mean, const A* factor, const A* offset, Lines y
+    const Lines& x, i64 rows, i64 count, const A* mean, const A* factor, const A* offset,
+    const Lines& y
 ) {
     for (i64 r = 0; r < rows; ++r) {
         const Element<T>* row = line<T>(x, r);
@@ -424,8 +426,8 @@ template <typename T, typename A> void normalise_rows(
 }
 
 template <typename T, typename A> void differentiate_rows(
-    Lines dy, Lines x, i64 rows, i64 count, const A* mean, const A* inv_std, const A* scale,
-    const A* of_product, const A* of_w, const A* outer, Lines dx
+    const Lines& dy, const Lines& x, i64 rows, i64 count, const A* mean, const A* inv_std,
+    const A* scale, const A* of_product, const A* of_w, const A* outer, const Lines& dx
 ) {
     for (i64 r = 0; r < rows; ++r) {
         const Element<T> *gradient = line<T>(dy, r), *row = line<T>(x, r);
@@ -440,7 +442,7 @@ template <typename T, typename A> void differentiate_rows(
 }
 
 template <typename T, typename A> void multiply_rows(
-    Lines dy, i64 rows, i64 count, const A* outer, Lines dx
+    const Lines& dy, i64 rows, i64 count, const A* outer, const Lines& dx
 ) {
     for (i64 r = 0; r < rows; ++r) {
         const Element<T>* gradient = line<T>(dy, r);

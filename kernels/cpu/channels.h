@@ -9,6 +9,7 @@
 constexpr i64 BLOCK = 1 << 13, ROWS = 16, COLUMNS = 1 << 10, CHANNELS = 16;
 
 // Elements without gaps: `stride` bytes from one line to the next, `channel` to that of the next one.
+// Passed by reference: a copy of what was just written is waited for.
 struct Lines {
     char* data;
     i64 stride, channel;
@@ -31,44 +32,46 @@ struct Ahead {
 template <typename A> struct ChannelKernels {
     // Lines of `count` elements of each channel; sums are written.
     void (*deviations)(
-        Lines x, i64 lines, i64 channels, i64 count, double factor, const double* centre, bool wide,
-        double* first, double* second, i64 ahead
+        const Lines& x, i64 lines, i64 channels, i64 count, double factor, const double* centre,
+        bool wide, double* first, double* second, i64 ahead
     );
     void (*products)(
-        Lines dy, Lines x, i64 lines, i64 channels, i64 count, const A* mean, const A* inv_std,
-        double* first, double* second, Ahead ahead
+        const Lines& dy, const Lines& x, i64 lines, i64 channels, i64 count, const A* mean,
+        const A* inv_std, double* first, double* second, Ahead ahead
     );
     void (*normalise)(
-        Lines x, i64 lines, i64 channels, i64 count, const A* mean, const A* factor,
-        const A* offset, Lines y, bool streamed, i64 ahead
+        const Lines& x, i64 lines, i64 channels, i64 count, const A* mean, const A* factor,
+        const A* offset, const Lines& y, bool streamed, i64 ahead
     );
     void (*differentiate)(
-        Lines dy, Lines x, i64 lines, i64 channels, i64 count, const A* mean, const A* inv_std,
-        const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed,
-        Ahead ahead
+        const Lines& dy, const Lines& x, i64 lines, i64 channels, i64 count, const A* mean,
+        const A* inv_std, const A* scale, const A* of_product, const A* of_w, const A* outer,
+        const Lines& dx, bool streamed, Ahead ahead
     );
     void (*multiply)(
-        Lines dy, i64 lines, i64 channels, i64 count, const A* outer, Lines dx, bool streamed
+        const Lines& dy, i64 lines, i64 channels, i64 count, const A* outer, const Lines& dx,
+        bool streamed
     );
 
     // At most ROWS lines of at most COLUMNS channels, an element of each; sums are added to what is
     // there.
     void (*deviations_of_rows)(
-        Lines x, i64 rows, i64 channels, double factor, const double* centre, bool wide,
+        const Lines& x, i64 rows, i64 channels, double factor, const double* centre, bool wide,
         double* first, double* second
     );
     void (*products_of_rows)(
-        Lines dy, Lines x, i64 rows, i64 channels, const A* mean, const A* inv_std, double* first,
-        double* second
+        const Lines& dy, const Lines& x, i64 rows, i64 channels, const A* mean, const A* inv_std,
+        double* first, double* second
     );
     void (*normalise_rows)(
-        Lines x, i64 rows, i64 channels, const A* mean, const A* factor, const A* offset, Lines y
+        const Lines& x, i64 rows, i64 channels, const A* mean, const A* factor, const A* offset,
+        const Lines& y
     );
     void (*differentiate_rows)(
-        Lines dy, Lines x, i64 rows, i64 channels, const A* mean, const A* inv_std,
-        const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx
+        const Lines& dy, const Lines& x, i64 rows, i64 channels, const A* mean, const A* inv_std,
+        const A* scale, const A* of_product, const A* of_w, const A* outer, const Lines& dx
     );
-    void (*multiply_rows)(Lines dy, i64 rows, i64 channels, const A* outer, Lines dx);
+    void (*multiply_rows)(const Lines& dy, i64 rows, i64 channels, const A* outer, const Lines& dx);
 };
 
 namespace baseline {

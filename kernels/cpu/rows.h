@@ -12,7 +12,7 @@ struct Parameter {
     Dtype dtype;
     const Array* array;
     double value;
-    i64 sample;  // the row of the array
+    i64 sample = 0;  // the row of the array
 };
 
 // Arguments of all calls. Absent arrays are null.
