@@ -212,9 +212,8 @@ template <typename A> struct Shared {
           columns(layout.channels * layout.spread),
           size(layout.samples * layout.channels * layout.space),
           count(static_cast<double>(layout.width * layout.space)),
-          streamed(
-              item > 2 && size * item >= STREAMED && out.data != x.data && out.data != dy.data
-          ),
+          large(size * item >= STREAMED),
+          streamed(item > 2 && large && out.data != x.data && out.data != dy.data),
           shares(call.groups ? share_count() : 1),
           scale(numbers(call.scale, 1)),
           bias(numbers(call.bias, -0.0)),  // which changes no number that it is added to
@@ -294,6 +293,7 @@ template <typename A> struct Shared {
     const Arranged dy, x, out;
     const i64 columns, size;
     const double count;  // elements that share a statistic
+    const bool large;     // more than caches have room for
     const bool streamed;  // past the caches
     const i64 shares;
     const std::vector<A> scale, bias;  // of each column
@@ -975,7 +975,7 @@ private:
         if (this->shared.call.reads == Reads::DEVIATIONS) {
             this->shared.kernels.deviations_of_rows(
                 x, count, part.columns, this->factor(), this->centre() + part.column, this->wide(),
-                first, second
+                first, second, this->shared.large ? count * x.stride : 0
             );
             return;
         }

@@ -18,7 +18,7 @@ template <typename T> INLINE Element<T>* line(Lines lines, i64 row, i64 channel 
 }
 
 // Columns whose sums stay in registers while rows are read.
-template <typename A> constexpr int STRIP = (VECTOR_BYTES == 64 ? 4 : 2) * VectorOf<A>::length;
+template <typename A> constexpr int STRIP = 4 * VectorOf<A>::length;
 
 // So many vectors of them, or numbers.
 template <typename V, int MANY, typename A, typename F> INLINE void add_strip(
@@ -52,6 +52,7 @@ template <typename A, typename F> INLINE void add_rows(
     i64 j = 0;
     for (; j + STRIP<A> <= count; j += STRIP<A>)
         add_strip<V, STRIP<A> / length>(rows, j, first, second, terms);
+    for (; j + 2 * length <= count; j += 2 * length) add_strip<V, 2>(rows, j, first, second, terms);
     for (; j + length <= count; j += length) add_strip<V, 1>(rows, j, first, second, terms);
     for (; j < count; ++j) add_strip<A, 1>(rows, j, first, second, terms);
 }
@@ -366,7 +367,7 @@ template <typename A, typename F> INLINE void add_terms_of_rows(
 
 template <typename S, typename T> INLINE void deviations_of_rows_in(
     const Lines& x, i64 rows, i64 count, double factor, const double* centre, double* first,
-    double* second
+    double* second, i64 ahead
 ) {
     S middle[COLUMNS];
     for (i64 j = 0; j < count; ++j) middle[j] = static_cast<S>(centre[j]);
@@ -379,17 +380,21 @@ template <typename S, typename T> INLINE void deviations_of_rows_in(
         one += deviation;
         two += deviation * deviation;
     };
-    add_terms_of_rows<S>(rows, count, first, second, Terms{add, [](i64, i64, i64) INLINED {}});
+    add_terms_of_rows<S>(rows, count, first, second, Terms{add, [=](i64 r, i64 j, i64 columns) INLINED {
+        if (ahead) fetch<L2>(line<T>(x, r) + j, columns, ahead);
+    }});
 }
 
 template <typename T, typename A> void deviations_of_rows(
     const Lines& x, i64 rows, i64 count, double factor, const double* centre, bool wide,
-    double* first, double* second
+    double* first, double* second, i64 ahead
 ) {
     if constexpr (sizeof(T) == 2)
         if (!wide)
-            return deviations_of_rows_in<float, T>(x, rows, count, factor, centre, first, second);
-    deviations_of_rows_in<double, T>(x, rows, count, factor, centre, first, second);
+            return deviations_of_rows_in<float, T>(
+                x, rows, count, factor, centre, first, second, ahead
+            );
+    deviations_of_rows_in<double, T>(x, rows, count, factor, centre, first, second, ahead);
 }
 
 template <typename T, typename A> void products_of_rows(

@@ -57,7 +57,7 @@ template <typename A> struct ChannelKernels {
     // there.
     void (*deviations_of_rows)(
         const Lines& x, i64 rows, i64 channels, double factor, const double* centre, bool wide,
-        double* first, double* second
+        double* first, double* second, i64 ahead
     );
     void (*products_of_rows)(
         const Lines& dy, const Lines& x, i64 rows, i64 channels, const A* mean, const A* inv_std,
