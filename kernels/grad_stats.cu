@@ -102,9 +102,17 @@ __device__ __forceinline__ void combine(Tally& into, const Tally& other) {
     into.nonfinite += other.nonfinite;
 }
 
+// The same sum, in hi if that has cancelled: `combine` takes a Part without hi for nothing.
+__device__ __forceinline__ Part led(const Part& sum) { return sum.hi == 0 ? Part{sum.lo, 0, sum.scale} : sum; }
+
+__device__ __forceinline__ void combine_sums(Part& into, const Part& other) {
+    into = led(into);
+    Sum::combine(into, led(other), 1);
+}
+
 __device__ __forceinline__ void combine(Stats& into, const Stats& other) {
     SumOfSquares::combine(into.squares, other.squares, 2);
-    Sum::combine(into.sum, other.sum, 1);
+    combine_sums(into.sum, other.sum);
     combine(into.tally, other.tally);
 }
 
@@ -119,9 +127,9 @@ __device__ __forceinline__ Stats warp_stats(Stats stats) {
                                    __shfl_xor_sync(ALL_LANES, own.nonzero, offset),
                                    __shfl_xor_sync(ALL_LANES, own.nonfinite, offset)});
         if (!all_at_once) continue;  // the others add nothing
-        Sum::combine(sum, Part{__shfl_xor_sync(ALL_LANES, sum.hi, offset),
+        combine_sums(sum, Part{__shfl_xor_sync(ALL_LANES, sum.hi, offset),
                                __shfl_xor_sync(ALL_LANES, sum.lo, offset),
-                               __shfl_xor_sync(ALL_LANES, sum.scale, offset)}, 1);
+                               __shfl_xor_sync(ALL_LANES, sum.scale, offset)});
     }
     return stats;
 }

@@ -306,6 +306,28 @@ def test_statistics_are_those_of_the_whole(data, ranks):
         check(Host, row, whole)
 
 
+def test_counts_of_copies_are_whole():
+    """A sixth of 1, six times, is less than 1."""
+    grads = [np.array([0.0, np.nan])]
+    found = results(lambda group: gradkit.grad_stats(grads, group=group, replicas=6), 6)
+    assert [stats.table[0, 3:].tolist() for stats in found] == [[1, 1]] * 6
+
+
+def test_a_mean_is_what_cancelling_leaves(backend):
+    values = np.zeros(192)
+    values[[2, 66, 130]] = 1, 2.0**-60, -1
+    stats = gradkit.grad_stats([backend.asarray(values)])
+    assert float(stats.mean[0]) == 2.0**-60 / 192
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_counts_of_many(backend, name):
+    values = [0, np.nan, -np.inf]
+    grads = [backend.asarray(np.full(70_000, value, DTYPES[name])) for value in values]
+    counts = backend.asnumpy(gradkit.grad_stats(grads).table)[:, 3:]
+    assert counts.tolist() == [[70_000, 0], [0, 70_000], [0, 70_000]]
+
+
 class Host:
     """A stand-in for a backend with the bounds of NumPy's errors, whatever ran."""
 
@@ -356,19 +378,20 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_all():
 
 def test_parts_of_shards_have_one_name():
     """Several on a rank, as a JAX array may have; only their dict is known to be parts."""
-    shards = gradkit.distributed.ShardedGrads(
-        {"w": [f(3.0), f(0.0, -4.0)], "b": [f(2.0)]}, {"w": [1, 1], "b": [2]}
-    )
-    found = results(lambda g: gradkit.grad_stats(shards, group=g), 2)
+    each = [
+        gradkit.distributed.ShardedGrads({"w": parts, "b": [f(2.0)]}, {"w": 1, "b": [2]})
+        for parts in ([f(3.0), f(0.0, -4.0)], [f(5.0)])
+    ]
+    found = results(lambda g: gradkit.grad_stats(each[g.rank], group=g), 2)
     for stats in found:
         assert stats.names == ("w", "b")
-        check(Host, stats["w"], [f(3.0, 0.0, -4.0)] * 2)
+        check(Host, stats["w"], [f(3.0, 0.0, -4.0), f(5.0)])
         check(Host, stats["b"], [f(2.0)])
     (group,) = gradkit.distributed.threads(1)
     alone = gradkit.distributed.ShardedGrads({"w": [f(3.0), f(4.0)]}, {"w": 1})
     assert float(gradkit.grad_stats(alone, group=group)["w"].norm) == 5.0
     with pytest.raises(ValueError, match="pass group"):
-        gradkit.grad_stats(shards)
+        gradkit.grad_stats(each[0])
 
 
 def test_ranks_that_find_out_what_they_hold():
