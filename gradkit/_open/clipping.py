@@ -112,7 +112,8 @@ def _in_order_of(group: Gradients, out: Any) -> list[Any]:
     """The arrays of ``out``, each at its gradient's place."""
     tree = trees.in_order_of(group.tree, trees.freeze(out))
     arrays: list[Any] = trees.leaves(tree)
-    if not (arrays is tree and group.is_flat):  # plain lists differ in length at most
+    alike = arrays is tree and group.is_flat and len(arrays) == len(group.arrays)
+    if not alike:  # plain lists differ in length at most
         labels = trees.names(tree, "out[0]")
         trees.check_structure(labels, group.names(), "out[0]", "grads")
     return arrays
