@@ -71,7 +71,8 @@ class TracedNorm(Generic[P]):
         """The same of a record, with further numbers."""
         arrays = {name: getattr(call, name) for name in self.inputs}
         for name, array in arrays.items():
-            if not (array is None or hasattr(array, "shape")):
+            absent = array is None and name in self.forward.optional
+            if not (absent or hasattr(array, "shape")):
                 instead = f"; pass jnp.asarray({name})" if isinstance(array, (list, tuple)) else ""
                 kind = type(array).__name__
                 raise TypeError(f"{name} is a {kind}; expected an array{instead}")

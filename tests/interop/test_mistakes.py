@@ -6,13 +6,17 @@ A traceback has the caller's line and at most three of gradkit's.
 import array
 import re
 import traceback
+from contextlib import suppress
+from inspect import signature
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gradkit
-from tests.bad_input.arguments import own_frames
+from tests import bad_input
+from tests.bad_input.arguments import Factory, NoSuchArrayError, own_frames
 
 from .libraries import framework
 
@@ -380,6 +384,10 @@ JAX = {
     "epsilon": (lambda j, a: j.rms_norm(a.x, epsilon=1e-5), "'epsilon'; pass eps"),
     "ord": (lambda j, a: j.grad_norm([a.x], ord=2), "'ord'; pass norm_type"),
     "groups": (lambda j, a: j.group_norm(a.image, groups=3), "'groups'; pass num_groups"),
+    "no copy": (
+        lambda j, a: j.grad_norm([a.x], axis_name="d", replicas=0),
+        "replicas must be at least 1, not 0",
+    ),
     "a limit below 0": (
         lambda j, a: j.clip_by_global_norm([a.x], -1.0),
         "max_norm must be at least",
@@ -432,6 +440,27 @@ def test_a_mistake_is_answered(monkeypatch, library, call, said):
     assert len(own_frames(caught.value)) <= 3
     for name, value in before.items():
         np.testing.assert_array_equal(np.array(getattr(given, name)), value)
+
+
+def test_jax_refuses_numbers_that_all_refuse():
+    """But for the step, which is the number of those before."""
+    jnp, ours = framework("jax").numpy, pytest.importorskip("gradkit.jax")
+    factory = Factory(SimpleNamespace(asarray=jnp.asarray, has_read_only=False))
+    tried = 0
+    for cell in chain.from_iterable(bad_input.ROWS.values()):
+        call = getattr(cell, "call", None)
+        about = call and re.match(r"(\w+) (must|is|in)\b", call.message)
+        if not about or call.function not in ours.__all__:
+            continue
+        function = getattr(ours, call.function)
+        with suppress(NoSuchArrayError):
+            given = call.arguments(factory)
+            if about[1] in given and given.keys() <= signature(function).parameters.keys():
+                given |= {"step": -1} if given.get("step") == 0 else {}
+                with pytest.raises((TypeError, ValueError), match=about[1]):
+                    function(**given)
+                tried += 1
+    assert tried > 200
 
 
 def test_casts_of_tensorflows_tensors(tf):
