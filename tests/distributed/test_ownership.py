@@ -16,6 +16,7 @@ from gradkit.distributed import check_copies, shards_of
 from tests import oracles, tolerances
 from tests.meshes import Layout, Mesh, Shard, dtensor, plain
 from tests.ranks import results, together
+from tests.tolerances import DTYPES
 
 UNIT = tolerances.UNIT["float64"]
 
@@ -135,6 +136,17 @@ def test_a_norm_of_some_gradients_counts_their_copies_once():
     for norm, clipped in results(work, 4):
         assert norm == pytest.approx(EXACT / 2**0.5, rel=1e-15)
         assert clipped == pytest.approx(2**0.5, rel=1e-12)
+
+
+def test_ranks_leave_out_gradients_of_their_own():
+    def work(group):
+        own = f"own{group.rank}"
+        parameters = {"b": plain(np.array([3.0])), own: plain(np.array([4.0]))}
+        grads = shards_of(parameters, group=group, plain={"b": "copies", own: "own"})
+        counted = {"b": True, own: False}
+        return float(gradkit.clip_grad_norm(grads, 1.0, group=group, count=counted))
+
+    assert results(work, 2) == [3.0] * 2
 
 
 def test_what_plain_tensors_are():
@@ -370,14 +382,17 @@ def test_a_copy_that_is_missing_or_of_another_sign_of_zero():
 
 
 def test_copies_of_other_dtypes_and_nothing_at_all():
-    def work(group):
-        dtype = np.float16 if group.rank else np.float32
-        check_copies({"w": np.zeros(2, dtype)}, group)
+    halves = np.zeros(2, np.float16)
+    for other in (np.zeros(2), halves.view(np.uint16).view(DTYPES["bfloat16"]), halves[None]):
+
+        def work(group, other=other):
+            check_copies({"w": other if group.rank else halves}, group)
+
+        assert checked(work, 2).keys() == {0, 1}
 
     def empty(group):
         check_copies([np.zeros((group.rank, 0))], group)
 
-    assert checked(work, 2).keys() == {0, 1}
     assert checked(empty, 2) == checked(lambda group: check_copies([], group), 2) == {}
     assert checked(lambda group: check_copies([np.ones(3)], group), 1) == {}
 

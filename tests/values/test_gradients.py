@@ -130,6 +130,7 @@ def test_names_count_what_has_a_norm(backend):
         assert gradkit.names_of(grads) == names
         assert gradkit.per_tensor_norms(grads, flat=True).shape == (len(names),)
     assert gradkit.names_of(iter([f(1.0), None, f(2.0)])) == ["0", "2"]
+    assert gradkit.names_of({"": f(1.0)}) == ["grads"]
     with pytest.raises(TypeError, match=r"grads\['a'\]\[1\] is an int; expected an array"):
         gradkit.names_of({"a": [f(1.0), 3]})
 
@@ -171,5 +172,6 @@ def test_norms_of_each_take_what_one_norm_takes(backend):
     assert backend.asnumpy(found).tolist() == [False, True]
     flat = gradkit.per_tensor_norms(grads, np.inf, flat=True)
     np.testing.assert_array_equal(backend.asnumpy(flat), [4, np.inf])
-    with pytest.raises(gradkit.NonFiniteNormError, match=r"grads\['b'\]\[1\]"):
-        gradkit.per_tensor_norms(grads, nonfinite="raise")
+    said = r"norm is inf; non-finite gradients: grads\['b'\]\[1\], grads\['c'\]\."
+    with pytest.raises(gradkit.NonFiniteNormError, match=said):
+        gradkit.per_tensor_norms(grads | {"c": backend.asarray(f(np.nan))}, nonfinite="raise")

@@ -249,6 +249,13 @@ def _of_each_row(p, dy, x, mean, inv_std):
     )
 
 
+def test_a_long_scale_without_inverse_is_known_by_its_first_zero():
+    scale, statistic = np.ones(20_000, np.float16), np.ones(1, np.float32)
+    scale[[9_000, 15_000]] = 0
+    with pytest.raises(ValueError, match=r"flat index 9000 \(2 in all\)"):
+        gradkit.layer_norm_inverse(scale[None], scale, None, statistic, statistic)
+
+
 @pytest.mark.parametrize("columns", [32, 4104])
 @pytest.mark.parametrize("name", ["float32", "float64"])
 def test_outputs_of_scales_whose_inverse_is_subnormal(backend, name, columns):

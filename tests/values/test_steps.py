@@ -25,6 +25,7 @@ found = st.sampled_from((None, False, True, 0.0, -0.0, 1.0, 0.5, NAN, INF))
 @example(norm=INF, limit=None, found=None)
 @example(norm=INF, limit=INF, found=None)
 @example(norm=1.0, limit=1.0, found=False)
+@example(norm=1.0, limit=None, found=math.nan)
 @given(norm=norms, limit=st.one_of(st.none(), norms), found=found)
 def test_a_step_is_taken_if_nothing_speaks_against_it(backend, norm, limit, found):
     expected = math.isfinite(norm) and (limit is None or norm <= limit) and found in (None, 0)

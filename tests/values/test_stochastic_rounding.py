@@ -222,19 +222,21 @@ def test_parts_with_their_offsets_are_the_whole(backend):
         assert_same_bits(backend.asnumpy(parts[str(k)]), backend.asnumpy(whole[0])[own])
 
 
-def test_an_array_longer_than_a_cpu_rounds_at_once(backend):
-    """Counters go on from one block of it to the next: its parts have the same bits."""
+@pytest.mark.parametrize(
+    "move",
+    [partial(at_random, scale=0.3), partial(gradkit.sgd_update, lr=0.3, rounding="stochastic")],
+    ids=["sum", "step"],
+)
+def test_an_array_longer_than_a_cpu_rounds_at_once(backend, move):
+    """Counters go on from one block of it to the next: a list of its parts has the same bits."""
     if not backend.on_host:
         pytest.skip("of CPU backends")
-    buffers, grads = (draw_.values((3, 20_000), "float16", seed) for seed in (1, 2))
-    parts = buffers.copy()
-    at_random([buffers], [grads], seed=5, scale=0.3)
-    for start in range(0, 60_000, 10_000):
-        own = slice(start, start + 10_000)
-        at_random(
-            [parts.reshape(-1)[own]], [grads.reshape(-1)[own]], seed=5, scale=0.3, offsets=[start]
-        )
-    assert_same_bits(buffers, parts)
+    whole, grads = (draw_.values((3, 20_000), "float16", seed) for seed in (1, 2))
+    parts = whole.copy()
+    move([whole], [grads], seed=5)
+    runs = [slice(start, start + 10_000) for start in range(0, 60_000, 10_000)]
+    move(*([array.reshape(-1)[run] for run in runs] for array in (parts, grads)), seed=5)
+    assert_same_bits(whole, parts)
 
 
 @pytest.mark.parametrize("count", [46, 200])
