@@ -74,12 +74,12 @@ def test_modules_are_those_of_the_whole_batch(torch, momentum):
         return y.detach(), leaf.grad, module.weight.grad, module.bias.grad, *running
 
     def work(group):
-        module, part = ours.BatchNorm1d(5, momentum=momentum, group=group), parts[group.rank]
+        module, part = ours.BatchNorm1d(5, 0.25, momentum, group=group), parts[group.rank]
         found = passes(module, x[part], dy[part])
         return *found, module.eval()(x)
 
     parts = [slice(*pair) for pair in pairwise(CUTS)]
-    whole = torch.nn.BatchNorm1d(5, momentum=momentum)
+    whole = torch.nn.BatchNorm1d(5, 0.25, momentum)
     expected = passes(whole, x, dy)
     found = results(work, len(parts))
     for k, join in enumerate((torch.cat, torch.cat, sum, sum)):

@@ -269,6 +269,8 @@ def test_sums_rounded_at_random(way):  # noqa: ARG001
         seed=7 + 2**40,
     )
     assert_same_tree(jax.tree.leaves(add(start, grads, seed=7 + 2**40)), one)
+    with jax.enable_x64(True):
+        assert_same_tree(jax.tree.leaves(add(start, grads, seed=jnp.array(7 + 2**40))), one)
     with pytest.raises(TypeError, match="seed has dtype float32; accepted: integers"):
         add(start, grads, seed=jnp.ones(()))
     with pytest.raises(ValueError, match="seed must be at least 0 and below"):
@@ -422,16 +424,16 @@ def test_nan_of_an_earlier_step_is_forgotten():
 @pytest.mark.parametrize("wide", [True, False])
 def test_spikes_are_clipped_as_by_a_spike_guard(wide):
     norms = [1.0, 1.1, 0.9, 1.2, 30.0, float("nan"), 1.0, 2.0, 1.0]
-    guard = gradkit.SpikeGuard(warmup=3)
+    guard, how = gradkit.SpikeGuard(warmup=3), {"eps": 3.0, "nonfinite": "zero"}
     with jax.enable_x64(wide):
-        clip = transforms.clip_spikes(warmup=3, eps=0.0)
+        clip = transforms.clip_spikes(warmup=3, **how)
         state, update = clip.init(None), jax.jit(clip.update)
         for norm in norms:
             grads = {"w": np.array([0.6 * norm, 0.8 * norm])}
             got, state = update(jax.tree.map(jnp.asarray, grads), state)
             total = gradkit.grad_norm(grads)
             limit = guard.update(total)
-            ref, _ = gradkit.clip_by_global_norm(grads, limit, eps=0.0)
+            ref, _ = gradkit.clip_by_global_norm(grads, limit, **how)
             if wide:
                 assert_same_bits(got["w"], ref["w"])
                 assert_same_bits(state.max_norm, limit)
@@ -453,6 +455,12 @@ def test_spikes_are_clipped_as_by_a_spike_guard(wide):
 def test_errors_of_transformations(call, error, said):
     with pytest.raises(error, match=said):
         call()
+
+
+def test_a_limit_that_is_an_integer_beyond_float32():
+    with jax.enable_x64(True):
+        clipped, _ = gradkit.jax.clip_by_global_norm(jnp.array(2.0**40), jnp.array(2**25 + 1))
+    assert float(clipped) == 2**25 + 1
 
 
 def test_an_eps_that_is_added_and_gradients_that_are_wider():

@@ -169,6 +169,7 @@ CASES = {
     "rms_norm": over_rows("rms_norm", "x", "scale"),
     "rms_norm, offset": over_rows("rms_norm", "x", "scale", scale_offset=1.0),
     "invertible_rms_norm": over_rows("invertible_rms_norm", "x", "scale"),
+    "invertible_rms_norm, offset": over_rows("invertible_rms_norm", "x", "scale", scale_offset=0.5),
     "add_layer_norm": over_rows("add_layer_norm", *SUM, "scale", "bias"),
     "add_layer_norm, offset": over_rows("add_layer_norm", *SUM, "scale", "bias", scale_offset=0.5),
     "add_rms_norm": over_rows("add_rms_norm", *SUM, "scale"),

@@ -96,10 +96,11 @@ def test_forward_mode_is_refused(name):
         torch.func.jvp(lambda x: function(x, *rest), (x,), (x,))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_the_default_eps_is_that_of_the_dtype_of_sums(dtype):
     x = torch.tensor([[1.0, -3.0]], dtype=dtype) / 256
-    assert torch.equal(ours.rms_norm(x, (2,)), ours.rms_norm(x, (2,), eps=2.0**-23))
+    eps = 2.0**-52 if dtype == torch.float64 else 2.0**-23
+    assert torch.equal(ours.rms_norm(x, (2,)), ours.rms_norm(x, (2,), eps=eps))
     assert not torch.equal(ours.rms_norm(x, (2,)), ours.rms_norm(x, (2,), eps=2.0**-10))
 
 

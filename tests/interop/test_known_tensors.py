@@ -4,6 +4,7 @@ Each test makes a plain call first, after which a call's plan is known.
 """
 
 import ctypes
+from collections import deque
 from functools import partial
 
 import pytest
@@ -100,6 +101,14 @@ def test_each_step_that_a_tensor_counts_is_a_write_of_it(torch):
         assert step == number
         assert step._version >= number
         assert all(lists[k][0]._version >= number for k in (0, 2, 3))
+
+
+def test_what_no_plan_knows_is_a_write_too(torch):
+    buffers, grads, rests = (deque([torch.ones(3)]) for _ in range(3))
+    norms = torch.zeros(1, dtype=torch.float64)
+    gradkit.accumulate_grads(buffers, grads, compensation=rests)
+    gradkit.clip_grad_block_norm(buffers, 1.0, out=norms)
+    assert [each._version for each in (*buffers, *rests, norms)] == [2, 1, 1]
 
 
 def test_results_may_be_arguments_and_nothing_that_merely_overlaps(torch, known):

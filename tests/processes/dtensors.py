@@ -100,8 +100,8 @@ def partial_sums(place):
         return found | {"e": _parameter(rows, mesh, [Shard(0)])}
 
     norms = []
-    for options in ({}, {"group": from_torch()}, {"scale": 0.5, "nonfinite": "zero"}):
-        named, scale = given(), options.get("scale", 1.0)
+    for options in ({}, {"group": from_torch()}, {"scale": 0.5, "eps_mode": "add"}):
+        named, scale, eps = given(), options.get("scale", 1.0), 1e-6 * ("eps_mode" in options)
         grads = [p.grad for p in named.values()]
         before = [scale * grad.full_tensor() for grad in grads]
         expected = float(sum((g.double() ** 2).sum() for g in before)) ** 0.5
@@ -112,11 +112,15 @@ def partial_sums(place):
         for name, grad, whole in zip(named, grads, before, strict=True):
             assert grad.placements[0].is_partial() == (name in "acd")
             near = 1e-6 if name == "d" else 1e-12
-            clipped = whole * (0.5 / expected)
+            clipped = whole * (0.5 / (expected + eps))
             torch.testing.assert_close(grad.full_tensor(), clipped, rtol=near, atol=near)
         ours.clip_grads_with_norm_(named.values(), 0.25, total_norm=torch.tensor(0.5))
         assert abs(float(ours.get_total_norm(grads)) - 0.25) < 1e-6
         norms.append(float(norm))
+    named = given()
+    named["a"].grad.to_local()[0, 0] = np.inf
+    ours.clip_grad_norm_(named.values(), 0.5, nonfinite="zero")
+    assert not any(p.grad.full_tensor().any() for p in named.values())
     with pytest.raises(ValueError, match="clip does not go with DTensors of partial sums"):
         ours.clip_grad_norm_(given().items(), 0.5, clip=lambda *_: True)
     return bits(*norms)
