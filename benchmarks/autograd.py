@@ -69,7 +69,7 @@ TORCH_NORMS: dict[str, tuple[Any, Any, Any, Any]] = {
 
 def in_torch() -> dict[str, Makers]:
     """Return both passes of each norm, in each way."""
-    ways = "direct", "+ engine", "bare", "gradkit.torch", "torch"
+    ways = "direct", "+ engine", "nothing", "bare", "gradkit.torch", "torch"
     return {
         name: {way: lambda norm=norm, way=way: _torch_passes(*norm)[way] for way in ways}
         for name, norm in TORCH_NORMS.items()
@@ -91,6 +91,15 @@ def _torch_passes(forward: Any, gradient: Any, through: Any, theirs: Any) -> dic
         direct()
         torch.autograd.grad(x.view_as(x), x, dy)
 
+    class Nothing(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(_: Any, x: Any, *_parameters: Any) -> Any:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(_: Any, dy: Any) -> Any:
+            return dy, *plain[1:]
+
     class Bare(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, *tensors: Any) -> Any:
@@ -103,7 +112,8 @@ def _torch_passes(forward: Any, gradient: Any, through: Any, theirs: Any) -> dic
             return gradient(dy, *ctx.saved_tensors)
 
     found: dict[str, Call] = {"direct": direct, "+ engine": direct_and_engine}
-    for way, norm in (("bare", Bare.apply), ("gradkit.torch", through), ("torch", theirs)):
+    functions = {"nothing": Nothing.apply, "bare": Bare.apply}
+    for way, norm in (functions | {"gradkit.torch": through, "torch": theirs}).items():
         found[way] = lambda norm=norm: torch.autograd.grad(norm(*tensors), tensors, dy)
     return found
 

@@ -8,8 +8,9 @@ medians. ``--in-turns``, or without pyperf: in this process, in turns, the best 
 - ``tensors``: calls on ten of PyTorch's tensors, on NumPy arrays over their memory, and on arrays
   that own theirs, which need no search for shared memory.
 - ``torch``: both passes of a norm in PyTorch's autograd. ``direct``: gradkit's two calls;
-  ``+ engine``: then PyTorch's ``x.view_as(x)`` and its backward pass; ``bare``: a
-  ``torch.autograd.Function`` that makes the two calls and checks nothing.
+  ``+ engine``: then PyTorch's ``x.view_as(x)`` and its backward pass; ``nothing``: a
+  ``torch.autograd.Function`` that computes nothing, below which none in Python can go; ``bare``:
+  one that makes the two calls and checks nothing.
 - ``modules``: both passes of modules at sizes that are computed, not overhead, in new tensors, by
   ``gradkit.torch`` and by PyTorch; with ``OMP_NUM_THREADS=2`` on threads that both have.
 - ``gpt``: both passes of a small transformer, by ``torch.compile`` too, which needs a compiler;
