@@ -418,6 +418,10 @@ _WRONG_LISTS = (
         {"grads": lambda a, g: [a(f32(6)), g["grads"][1]]},
     ),
     (
+        r"grads\[1\] has shape \(3, 2\); expected \(3,\), the shape of buffers\[1\]",
+        {"grads": lambda a, g: [g["grads"][0], a(f32(3, 2))]},
+    ),
+    (
         r"grads\[1\] has dtype float64 and buffers\[1\] float32, which would lose precision",
         {"grads": lambda a, g: [g["grads"][0], a(f64(3))]},
     ),

@@ -457,6 +457,17 @@ def test_errors_of_transformations(call, error, said):
         call()
 
 
+def test_nothing_is_left_of_a_norm_that_is_not_finite():
+    """Of gradients that are not clipped either; and of finite ones, if the scale is infinite."""
+    clip = partial(gradkit.jax.clip_by_global_norm, max_norm=1.0)
+    bad = {"a": jnp.ones(2), "b": jnp.array([INF, 1])}
+    some = jax.jit(partial(clip, nonfinite="zero", clip={"a": True, "b": False}))
+    assert_same_tree(some(bad)[0], {"a": np.zeros(2, "f4"), "b": np.zeros(2, "f4")})
+    clipped, norm = jax.jit(lambda scale: clip(jnp.ones(2), scale=scale))(jnp.array(INF))
+    assert norm == INF
+    assert_same_tree(clipped, np.zeros(2, "f4"))
+
+
 def test_a_limit_that_is_an_integer_beyond_float32():
     with jax.enable_x64(True):
         clipped, _ = gradkit.jax.clip_by_global_norm(jnp.array(2.0**40), jnp.array(2**25 + 1))

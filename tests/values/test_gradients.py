@@ -170,6 +170,9 @@ def test_norms_of_each_take_what_one_norm_takes(backend):
     assert float(backend.asnumpy(norms["w"])) == 2.5
     assert norms["b"][0] is None
     assert backend.asnumpy(found).tolist() == [False, True]
+    nothing = [backend.asarray(np.zeros((0, n))) for n in (3, 4)]
+    gradkit.per_tensor_norms(nothing, found_inf=found)
+    assert backend.asnumpy(found).tolist() == [False, False]
     flat = gradkit.per_tensor_norms(grads, np.inf, flat=True)
     np.testing.assert_array_equal(backend.asnumpy(flat), [4, np.inf])
     said = r"norm is inf; non-finite gradients: grads\['b'\]\[1\], grads\['c'\]\."

@@ -161,6 +161,15 @@ def test_each_backend_has_numpys_bits(backend, kind, at_random, on_device):
         assert int(backend.asnumpy(step["step"])) == 3
 
 
+def test_infinite_parameters_stay_without_decay(backend):
+    """Of which 0 times is NaN."""
+    host, nothing = np.array([np.inf, -np.inf, 2], np.float32), np.zeros(3, np.float32)
+    lists = on(backend, (host, nothing, nothing, nothing))
+    gradkit.sgd_update(*lists[:2], lr=0.1)
+    gradkit.adamw_update(*lists, 1, lr=0.1, weight_decay=0.0)
+    assert_same_bits(backend.asnumpy(lists[0][0]), host)
+
+
 @pytest.mark.guarantee("A step of an optimiser")
 @pytest.mark.parametrize("beta", [0.0, 0.1, 0.25, 0.5, 0.75])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
