@@ -115,10 +115,8 @@ def measure(case: Case, device: Device, everyone: Sequence[str], seconds: float)
     """Measure a case for about ``seconds``; return its line of the record."""
     case.check(device)
     repeats = REPEATS if device.name == "cpu" and case.bytes < SHORT else 1
-    calls: dict[str, Call] = {COPY: device.copy}
-    if own := device.copy_of(case.bytes // 2):
-        calls[OWN_COPY] = own
-    units = {*calls}
+    units = {COPY: device.copy, OWN_COPY: device.copy_of(case.bytes // 2)}
+    calls: dict[str, Call] = {name: copy for name, copy in units.items() if copy}
     timed, failed = dict(calls), {}
     for name, make in case.makers(device, everyone).items():
         try:
@@ -149,7 +147,7 @@ def measure(case: Case, device: Device, everyone: Sequence[str], seconds: float)
     return {
         **line(case, {name: row for name, row in times.items() if name not in units}, ours),
         "copy": _quartiles(case.bytes / (2 * device.copied) * copies / ours),
-        **({"own copy": _quartiles(np.array(times[OWN_COPY]) / ours)} if own else {}),
+        **{n: _quartiles(np.array(times[n]) / ours) for n in (OWN_COPY,) if n in times},
         "wall_ms": {n: _figure(1e3 * median(row)) for n, row in walls.items() if None not in row},
         "failed": failed,
         "rounds": rounds,

@@ -374,7 +374,8 @@ def on_an_h200(**changes):
     gpu = {"name": "NVIDIA H200", "multiprocessors": 132, "l2_mib": 60, "driver": "1"}
     machine = results()["machine"] | {"gpu": gpu | {"cuda": cuda, "clocks": "", "versions": {}}}
     case = {"operation": "layer_norm_grad", "shape": "16384x4096", "dtype": "bfloat16"}
-    case |= {"bytes": 4e8, "note": "", "copy": [0.9] * 3, "own copy": [0.95] * 3, "targets": {"torch.compile": 1.5}}
+    case |= {"bytes": 4e8, "note": "", "copy": [0.9] * 3, "own copy": [0.95] * 3}
+    case["targets"] = {"torch.compile": 1.5}
     case |= {"ms": {"gradkit": [0.1067] * 3, "torch": [0.2] * 3}, "ratio": {"torch": [1.9] * 3}}
     case["wall_ms"] = {"gradkit": 1.25, "torch": 1.2}
     return results(machine=machine, cases=[case]) | changes
