@@ -120,6 +120,17 @@ def test_a_rank_with_another_argument_ends_the_call_on_all(backend, name, argume
     differing(work)
 
 
+@pytest.mark.parametrize("name", BY_BLOCKS)
+def test_limits_of_blocks_are_compared_one_by_one(backend, name):
+    held = [backend.asarray(f(3.0)), backend.asarray(f(4.0))]
+
+    def work(group, other):
+        limits = {"a": 1e9, "b": 2e9 if other else 1e9}
+        getattr(gradkit, name)(held, limits, blocks=["a", "b"], group=group)
+
+    differing(work)
+
+
 @pytest.mark.parametrize("argument", ["max_norm", "scale"])
 def test_numbers_in_arrays_are_compared_by_value(backend, argument):
     """A number and an array are alike if their values are, also where there is no gradient."""
