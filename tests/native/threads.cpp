@@ -104,7 +104,7 @@ struct Data {
         Array scale_ = {reinterpret_cast<char*>(scale.data()), {0, {}}, columns};
         Array dscale_ = {reinterpret_cast<char*>(dscale.data()), {0, {}}, columns};
         Array dbias_ = {reinterpret_cast<char*>(dbias.data()), {0, {}}, columns};
-        const Setting setting = {baseline::row_kernels, rows, threads, &endless};
+        const Setting setting = {baseline::row_kernels, rows, 1, threads, &endless};
         Rows common = {};
         common.dtype = F32;
         common.width = width;
