@@ -43,7 +43,7 @@ class Device:
         raise NotImplementedError
 
     def copy_of(self, size: int) -> Call | None:  # noqa: ARG002
-        """Return a copy of so many bytes, if it says more than one of as many as fit no cache."""
+        """Return a copy that reads so many bytes, if that says more than ``copy``."""
         return None
 
     def timer(self, call: Call) -> float:
@@ -164,9 +164,10 @@ class Cuda(Device):
         return self.xp.copyto(self._target, self._source)
 
     def copy_of(self, size: int) -> Call | None:
-        """Copy as few bytes: a launch and its last blocks take as long as in a larger one."""
-        part = slice(min(size, self.copied) // 4)
-        return partial(self.xp.copyto, self._target[part], self._source[part]) if size else None
+        """Return a copy of fewer bytes, whose start and last blocks take as long as a larger's."""
+        part = slice(size // 4)
+        fits = 0 < size <= self.copied
+        return partial(self.xp.copyto, self._target[part], self._source[part]) if fits else None
 
     def timer(self, call: Call) -> float:
         """Return the seconds between two events, with a cold L2 and the host ahead."""
@@ -227,7 +228,7 @@ class Emulated(Cpu):
         return self._on_device(self._backend.device.xp.asarray(np.asarray(host)), self._backend)
 
     def copy_of(self, size: int) -> Call | None:
-        """Copy what ``copy`` does."""
+        """Return ``copy``, as a test of the record."""
         return self.copy if size else None
 
     def exact(self, array: Array) -> Array:

@@ -102,8 +102,8 @@ def clip_grad_block_norm(
         With ``blocks``: a block's norm is that of its gradients on all ranks of the group, which
         make this call together; see :mod:`gradkit.distributed`. A rank need not have gradients of
         each block, but ranks pass the same ``max_norm``, ``norm_type``, ``eps`` and policy. Keys
-        are strings or integers. The ranks exchange keys once, and then a message a call; the host
-        waits for the device.
+        are strings or integers. The ranks exchange keys once, and then messages as in
+        :func:`grad_stats`; the host waits for the device.
     replicas : int, or container of ints like ``grads``
         As in :func:`clip_grad_norm`: number of ranks that hold a copy of each gradient.
     eps : float

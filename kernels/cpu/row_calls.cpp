@@ -21,7 +21,7 @@ using namespace plain;
 constexpr i64 WORTH_THREADS = 1 << 16, LEAST_OF_THREAD = 1 << 12;
 constexpr i64 PIECE = 1 << 14, LARGEST = 1 << 20, PIECES = 8;
 // Shares of a gradient, each with sums of its own in float64: at most so many, of so many elements
-// at least, and all of them no longer than that.
+// at least, and all of them, of all samples that are shared out together, no longer than that.
 constexpr i64 MOST_SHARES = 32, LEAST_SHARE = 1 << 14, SHARES_LENGTH = 1 << 18;
 // Rows for which a copy of scale and bias that begins at a cache line is not worth its while.
 constexpr i64 FEW_ROWS = 4;
@@ -169,6 +169,7 @@ public:
           windows_(parts_of(call.width, call.window)),
           runs_(parts_of(sample_rows, ROW_RUN)),
           shares_(share_count()),
+          together_(samples_together()),
           run_(run_length()),
           in_scratch_(sample_rows <= run_),
           sums_(in_scratch_ ? nullptr : new double[2 * places() * call.window]) {}
@@ -176,7 +177,7 @@ public:
     // Runs of rows, in order, into the sums of a share; those of a single run stay in scratch.
     void work(i64 item, int slot) override {
         const i64 share = item % shares_, from = item / shares_ % windows_ * call_.window;
-        const i64 sample = item / shares_ / windows_, first = sample * sample_rows;
+        const i64 sample = first_ + item / shares_ / windows_, first = sample * sample_rows;
         const C own = of_sample(call_, sample, slot);
         const i64 place = shares_ == 1 ? slot : item;
         double *of_product = nullptr, *of_dy = nullptr;
@@ -199,19 +200,31 @@ public:
     }
 
     bool run() {
-        if (!share(setting.samples * windows_ * shares_)) return false;
-        for (i64 sample = 0; shares_ > 1 && sample < setting.samples; ++sample) {
-            const i64 first = sample * shares_;
-            for (i64 share = 1; share < shares_; ++share)
-                for (int k = 0; k < 2; ++k)
-                    for (i64 j = 0; j < call_.width; ++j)
-                        sums(k, first)[j] += sums(k, first + share)[j];
-            store(setting.kernels[1], sums(0, first), sums(1, first), sample, 0);
+        for (first_ = 0; first_ < setting.samples; first_ += together_) {
+            const i64 count = at_most(together_, setting.samples - first_);
+            if (!share(count * windows_ * shares_)) return false;
+            for (i64 k = 0; shares_ > 1 && k < count; ++k) add_shares(k);
         }
         return true;
     }
 
 private:
+    // Adds up the shares of a sample, of those that are shared out together.
+    void add_shares(i64 sample) {
+        const i64 place = sample * shares_;
+        for (i64 share = 1; share < shares_; ++share)
+            for (int k = 0; k < 2; ++k)
+                for (i64 j = 0; j < call_.width; ++j)
+                    sums(k, place)[j] += sums(k, place + share)[j];
+        store(setting.kernels[1], sums(0, place), sums(1, place), first_ + sample, 0);
+    }
+
+    // As many as have sums that are no longer than those of one may be.
+    i64 samples_together() const {
+        if (shares_ == 1) return setting.samples;
+        return at_most(at_least(SHARES_LENGTH / (shares_ * call_.width), 1), setting.samples);
+    }
+
     i64 share_count() const {
         if (windows_ > 1) return 1;
         const i64 room = at_least(SHARES_LENGTH / call_.width, 1);
@@ -227,7 +240,7 @@ private:
         return run;
     }
 
-    i64 places() const { return shares_ == 1 ? threads : setting.samples * shares_; }
+    i64 places() const { return shares_ == 1 ? threads : together_ * shares_; }
 
     double* sums(int which, i64 place) const {
         return sums_.get() + (which * places() + place) * call_.window;
@@ -254,7 +267,8 @@ private:
     const C& call_;
     Work work_;
     const Array *dscale_, *dbias_;
-    i64 windows_, runs_, shares_, run_;
+    i64 windows_, runs_, shares_, together_, run_;
+    i64 first_ = 0;  // of the samples that are shared out together
     bool in_scratch_;
     std::unique_ptr<double[]> sums_;
 };

@@ -392,7 +392,10 @@ def test_a_gpus_run_has_a_table_in_the_readme_and_a_chart_on_the_page(monkeypatc
     assert "nvidia-h200-2026-01-01-glance.png)" in page
     assert "In 1 of 1 cases another library is faster:" in page
     assert "| layer_norm_grad 16384x4096 bfloat16 | PyTorch 0.96x |\n" in page
-    assert f"Made by `{command}`" in (record.PAGES / "nvidia-h200.md").read_text()
+    about, every = ((record.PAGES / f"nvidia-h200{end}.md").read_text() for end in ("", "-cases"))
+    assert f"Made by `{command}`" in about
+    assert report.OWN_COPY in about
+    assert "| 0.90 (0.95) |" in every
 
 
 def test_a_part_of_a_run_adds_other_peers_to_the_same_cases(monkeypatch, tmp_path, published):
