@@ -26,11 +26,20 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 #include "../random_rounding.cuh"
 
-template <typename N> INLINE N as_number(double x) { return static_cast<N>(x); }
+// A NaN becomes the plain one, which round_to_upper_half() may meet.
+template <typename N> INLINE N as_number(double x) {
+    return static_cast<N>(x == x ? x : __builtin_nan(""));
+}
 INLINE bool is_zero(double x) { return x == 0; }
 INLINE bool is_positive(double x) { return x > 0; }
 INLINE float root_of(float x) { return __builtin_sqrtf(x); }
 INLINE double root_of(double x) { return __builtin_sqrt(x); }
+template <typename V> INLINE V root_of(V x) {
+    if constexpr (ARE_TWINS<V>) return {root_of(x.even), root_of(x.odd)};
+    else
+        for (int l = 0; l < LENGTH<V>; ++l) x[l] = root_of(x[l]);  // one instruction
+    return x;
+}
 #include "../updates.cuh"
 }  // namespace ISA
 
@@ -57,11 +66,17 @@ template <typename T, typename F> INLINE void for_parts(const Element<T>* to, i6
         visit(from, from + step < count ? step : count - from);
 }
 
+// The count of elements before a line begins.
+template <typename T> INLINE i64 before_line(const Element<T>* at) {
+    constexpr i64 item = sizeof(T);
+    return -(reinterpret_cast<intptr_t>(at) / item) & (LINE / item - 1);
+}
+
 // Writes value(j, V) to as many elements of a run from j on as a vector V has. Vectors begin where a
 // line does.
 template <typename T, typename F> INLINE void map_vectors(Element<T>* to, i64 count, F value) {
     typedef typename VectorOf<T>::type V;
-    const i64 item = sizeof(T), before = -(reinterpret_cast<intptr_t>(to) / item) & (LINE / item - 1);
+    const i64 before = before_line(to);
     i64 j = 0;
     for (; j < before && j < count; ++j) write(value(j, T{}), to + j);
     for (; j + LENGTH<V> <= count; j += LENGTH<V>) write(value(j, V{}), to + j);
@@ -474,20 +489,40 @@ private:
 
     Dtype dtype_;
     char* at_;
-    Element<A> copy_[COPIED];
+    alignas(LINE) Element<A> copy_[COPIED];
 };
 
-// Calls step(arrays, count) for runs of arrays side by side, of which all but the second are written.
-template <typename A, int SIDES, typename F> INLINE void update(
+// Calls step(arrays, j, V{}) for vectors V of numbers A, from number j on: the first so many one by one.
+template <typename A, typename V, typename T, typename F> INLINE void for_vectors(
+    Element<T>* const* arrays, i64 before, i64 count, F step
+) {
+    i64 j = 0;
+    for (; j < before && j < count; ++j) step(arrays, j, A{});
+    for (; j + LENGTH<V> <= count; j += LENGTH<V>) step(arrays, j, V{});
+    for (; j < count; ++j) step(arrays, j, A{});
+}
+
+// The same for arrays side by side of any dtypes, the first one's being T. All but the second are written.
+template <typename T, int SIDES, typename F> INLINE void update(
     const Dtype* dtypes, char* const* at, i64 count, const Randomness* random, F step
 ) {
+    typedef decltype(widen(T{})) A;
+    typedef typename VectorOf<A>::type V;
+    bool are_same = !random;
+    for (int k = 1; k < SIDES; ++k) are_same &= dtypes[k] == dtypes[0];
+    if (are_same) {
+        Element<T>* own[SIDES];
+        for (int k = 0; k < SIDES; ++k) own[k] = reinterpret_cast<Element<T>*>(at[k]);
+        if constexpr (IS_BF16<T>) return for_vectors<A, Twins<V>>(own, before_line(own[0]), count, step);
+        else return for_vectors<A, V>(own, before_line(own[0]), count, step);
+    }
     Opened<A> sides[SIDES];
     for (i64 from = 0; from < count; from += COPIED) {
         const i64 length = from + COPIED < count ? COPIED : count - from;
         Element<A>* own[SIDES];
         for (int k = 0; k < SIDES; ++k)
             own[k] = sides[k].open(dtypes[k], at[k] + from * itemsize_of(dtypes[k]), length);
-        step(own, length);
+        for_vectors<A, V>(own, 0, length, step);
         if (random)
             sides[0].close_at_random(length, {random->key, random->counter + static_cast<u64>(from)});
         else
@@ -496,64 +531,48 @@ template <typename A, int SIDES, typename F> INLINE void update(
     }
 }
 
-template <typename A> void adamw_as(
-    const Dtype* dtypes, char* const* at, i64 count, const double* numbers, const Randomness* random
-) {
-    const Adamw<A> by(*reinterpret_cast<const AdamwNumbers<double>*>(numbers));
-    update<A, 4>(dtypes, at, count, random, [=](Element<A>* const* own, i64 length) INLINED {
-        Element<A>*const params = own[0], *const moments = own[2], *const variances = own[3];
-        const Element<A>* const grads = own[1];
-        INDEPENDENT
-        for (i64 j = 0; j < length; ++j) {
-            A param = params[j].value, moment = moments[j].value, variance = variances[j].value;
-            by.step(param, grads[j].value, moment, variance);
-            params[j].value = param;
-            moments[j].value = moment;
-            variances[j].value = variance;
-        }
-    });
-}
-
-template <typename A> void sgd_as(
-    const Dtype* dtypes, char* const* at, i64 count, const SgdFactors& factors, const Randomness* random
-) {
-    const Sgd<A> by(factors.lr, factors.scale, factors.momentum, factors.decay, factors.nesterov);
-    if (!factors.has_momenta) {
-        update<A, 2>(dtypes, at, count, random, [=](Element<A>* const* own, i64 length) INLINED {
-            Element<A>* const params = own[0];
-            const Element<A>* const grads = own[1];
-            INDEPENDENT
-            for (i64 j = 0; j < length; ++j) {
-                A param = params[j].value;
-                by.step(param, grads[j].value);
-                params[j].value = param;
-            }
-        });
-        return;
-    }
-    update<A, 3>(dtypes, at, count, random, [=](Element<A>* const* own, i64 length) INLINED {
-        Element<A>*const params = own[0], *const momenta = own[2];
-        const Element<A>* const grads = own[1];
-        INDEPENDENT
-        for (i64 j = 0; j < length; ++j) {
-            A param = params[j].value, momentum = momenta[j].value;
-            by.step(param, grads[j].value, momentum);
-            params[j].value = param;
-            momenta[j].value = momentum;
-        }
-    });
-}
-
 void adamw(
     const Dtype* dtypes, char* const* at, i64 count, const double* numbers, const Randomness* random
 ) {
-    (dtypes[0] == F64 ? adamw_as<double> : adamw_as<float>)(dtypes, at, count, numbers, random);
+    with_type(dtypes[0], [&](auto kind) INLINED {
+        const Adamw<decltype(widen(kind))> by(*reinterpret_cast<const AdamwNumbers<double>*>(numbers));
+        const auto step = [=](auto arrays, i64 j, auto lanes) INLINED {
+            typedef decltype(lanes) V;
+            V param = read<V>(arrays[0] + j), moment = read<V>(arrays[2] + j);
+            V variance = read<V>(arrays[3] + j);
+            by.step(param, read<V>(arrays[1] + j), moment, variance);
+            write(param, arrays[0] + j);
+            write(moment, arrays[2] + j);
+            write(variance, arrays[3] + j);
+        };
+        update<decltype(kind), 4>(dtypes, at, count, random, step);
+    });
 }
 
 void sgd(
-    const Dtype* dtypes, char* const* at, i64 count, const SgdFactors& by, const Randomness* random
+    const Dtype* dtypes, char* const* at, i64 count, const SgdFactors& factors, const Randomness* random
 ) {
-    (dtypes[0] == F64 ? sgd_as<double> : sgd_as<float>)(dtypes, at, count, by, random);
+    with_type(dtypes[0], [&](auto kind) INLINED {
+        typedef decltype(kind) T;
+        const Sgd<decltype(widen(kind))> by(
+            factors.lr, factors.scale, factors.momentum, factors.decay, factors.nesterov
+        );
+        const auto plain = [=](auto arrays, i64 j, auto lanes) INLINED {
+            typedef decltype(lanes) V;
+            V param = read<V>(arrays[0] + j);
+            by.step(param, read<V>(arrays[1] + j));
+            write(param, arrays[0] + j);
+        };
+        const auto with_momentum = [=](auto arrays, i64 j, auto lanes) INLINED {
+            typedef decltype(lanes) V;
+            V param = read<V>(arrays[0] + j), momentum = read<V>(arrays[2] + j);
+            by.step(param, read<V>(arrays[1] + j), momentum);
+            write(param, arrays[0] + j);
+            write(momentum, arrays[2] + j);
+        };
+        if (factors.has_momenta) update<T, 3>(dtypes, at, count, random, with_momentum);
+        else update<T, 2>(dtypes, at, count, random, plain);
+    });
 }
 
 #define OF_EACH_DTYPE(function) {function<f16>, function<bf16>, function<float>, function<double>}

@@ -145,6 +145,9 @@ template <typename V, typename B> INLINE Twins<V> operator-(Twins<V> a, B b) {
 template <typename V, typename B> INLINE Twins<V> operator*(Twins<V> a, B b) {
     return {a.even * even_of(b), a.odd * odd_of(b)};
 }
+template <typename V, typename B> INLINE Twins<V> operator/(Twins<V> a, B b) {
+    return {a.even / even_of(b), a.odd / odd_of(b)};
+}
 
 constexpr uint32_t UPPER_HALF = 0xffff0000;
 
