@@ -243,20 +243,21 @@ private:
     Element<float> held_[CONVERTED];
 };
 
+INLINE i64 least_of(i64 a, i64 b) { return a < b ? a : b; }
+INLINE i64 magnitude(i64 stride) { return stride < 0 ? -stride : stride; }
+
 // True if a row can be read where it lies.
 INLINE bool has_no_gaps(const Axes& columns, i64 itemsize) {
     return columns.count == 0 || (columns.count == 1 && columns.at[0].stride == itemsize);
 }
 
-// Calls visit(address, k) for `count` elements from number `from` on, in C order; k counts from 0.
-template <typename F> INLINE void for_each(
-    char* data, const Axes& axes, i64 from, i64 count, F visit
+// Calls visit(address, k, run, rows) for `count` elements from number `from` on, in C order: `run` of them along the
+// last axis, from number k on, and in as many rows, up to `most`, if those are all that a row has.
+template <typename F> INLINE void for_runs(
+    char* data, const Axes& axes, i64 from, i64 count, i64 most, F visit
 ) {
     if (count == 0) return;  // an axis may be of no length
-    if (axes.count == 0) {
-        visit(data, 0);
-        return;
-    }
+    if (axes.count == 0) return visit(data, 0, 1, 1);
     i64 index[MOST_AXES];
     for (int axis = axes.count - 1; axis >= 0; --axis) {
         index[axis] = axis ? from % axes.at[axis].length : from;
@@ -265,19 +266,83 @@ template <typename F> INLINE void for_each(
     }
     const int last = axes.count - 1;
     const Axis inner = axes.at[last];
-    for (i64 k = 0; k < count;) {
-        const i64 rest = inner.length - index[last];
-        const i64 run = rest < count - k ? rest : count - k;
-        for (i64 j = 0; j < run; ++j) visit(data + j * inner.stride, k + j);
-        k += run;
-        data += run * inner.stride;
-        index[last] += run;
-        for (int axis = last; axis > 0 && index[axis] == axes.at[axis].length; --axis) {
+    for (i64 k = 0;;) {
+        const i64 run = least_of(inner.length - index[last], count - k);
+        const bool is_whole = last > 0 && run == inner.length;
+        const i64 rows = is_whole
+            ? least_of(least_of(axes.at[last - 1].length - index[last - 1], (count - k) / run), most)
+            : 1;
+        visit(data, k, run, rows);
+        k += run * rows;
+        if (k == count) return;
+        data += rows * axes.at[last - 1].stride - index[last] * inner.stride;
+        index[last] = 0;
+        index[last - 1] += rows;
+        for (int axis = last - 1; axis > 0 && index[axis] == axes.at[axis].length; --axis) {
             data += axes.at[axis - 1].stride - axes.at[axis].length * axes.at[axis].stride;
             index[axis] = 0;
             ++index[axis - 1];
         }
     }
+}
+
+// Calls visit(address, k) for each of those elements.
+template <typename F> INLINE void for_each(
+    char* data, const Axes& axes, i64 from, i64 count, F visit
+) {
+    const i64 stride = axes.count ? axes.at[axes.count - 1].stride : 0;
+    for_runs(data, axes, from, count, 1, [=](char* at, i64 k, i64 run, i64) INLINED {
+        for (i64 j = 0; j < run; ++j) visit(at + j * stride, k + j);
+    });
+}
+
+// Parts of memory that lie apart, or are one. A processor may have an instruction for long copies which takes
+// ten times as long if addresses differ by 16 bytes but for whole pages, and libraries use it from here on.
+INLINE void copy_bytes(char* to, const char* from, i64 count) {
+    constexpr i64 SHORT = 1 << 11;
+    for (; count > SHORT; count -= SHORT, to += SHORT, from += SHORT) __builtin_memcpy(to, from, SHORT);
+    __builtin_memcpy(to, from, count);
+}
+
+// Copies elements of BYTES bytes, `count` from number `from` on in C order, between memory at strides and
+// memory without gaps. Neighbours along the axis before the last are read while they are in the cache.
+template <bool GATHER, int BYTES> void copy_elements(
+    char* data, const Axes& axes, i64 from, i64 count, char* packed
+) {
+    constexpr i64 TILE = 16;
+    const int last = axes.count - 1;
+    const i64 stride = last < 0 ? BYTES : axes.at[last].stride;
+    const i64 across = last < 1 ? stride : axes.at[last - 1].stride;
+    const auto copy = [](char* own, char* other, i64 bytes) INLINED {
+        copy_bytes(GATHER ? other : own, GATHER ? own : other, bytes);
+    };
+    for_runs(data, axes, from, count, magnitude(across) < magnitude(stride) ? TILE : 1,
+             [=](char* own, i64 k, i64 run, i64 rows) INLINED {
+        char* const to = packed + k * BYTES;
+        if (rows == 1 && stride == BYTES) return copy(own, to, run * BYTES);
+        if (rows == 1) {
+#pragma GCC unroll 8
+            for (i64 j = 0; j < run; ++j) copy(own + j * stride, to + j * BYTES, BYTES);
+            return;
+        }
+        char tile[TILE * TILE * BYTES];
+        const auto turn = [&](i64 first, i64 columns, i64 rows) INLINED {
+            for (i64 j = 0; j < columns; ++j)
+#pragma GCC unroll 16
+                for (i64 r = 0; r < rows; ++r)
+                    copy(own + (first + j) * stride + r * across, tile + (r * TILE + j) * BYTES, BYTES);
+        };
+        const auto copy_tile = [&](i64 first, i64 columns, i64 rows) INLINED {
+            if (GATHER) turn(first, columns, rows);
+            for (i64 r = 0; r < rows; ++r)
+                copy(tile + r * TILE * BYTES, to + (r * run + first) * BYTES, columns * BYTES);
+            if (!GATHER) turn(first, columns, rows);
+        };
+        i64 first = 0;
+        if (rows == TILE)  // loops that need not count
+            for (; first + TILE <= run; first += TILE) copy_tile(first, TILE, TILE);
+        for (; first < run; first += TILE) copy_tile(first, least_of(TILE, run - first), rows);
+    });
 }
 
 // The address of a row.

@@ -13,12 +13,12 @@ namespace ISA {
 // between the halves of log 2; the place of the exponent, and that of 1.
 template <typename A> struct Exponential;
 template <> struct Exponential<float> {
-    typedef int32_t Bits;
+    typedef uint32_t Bits;
     static constexpr float LEAST = -87, ROUND = 0x1.8p23f, HEAD = 0.693359375f, TAIL = -2.12194440e-4f;
     static constexpr int TERMS = 7, PLACE = 23, ONE = 127;
 };
 template <> struct Exponential<double> {
-    typedef int64_t Bits;
+    typedef uint64_t Bits;
     static constexpr double LEAST = -708, ROUND = 0x1.8p52, HEAD = 6.93145751953125e-1, TAIL = 1.42860682030941723212e-6;
     static constexpr int TERMS = 13, PLACE = 52, ONE = 1023;
 };
@@ -35,7 +35,7 @@ template <typename A> INLINE A exponential(A x) {
     for (int n = Of::TERMS; n > 0; --n) series = series * (r * static_cast<A>(1.0 / n)) + 1;
     // NaN has any bits here, and stays what it is.
     const Bits power = bits_of<Bits>(places) - bits_of<Bits>(Of::ROUND) + Of::ONE;
-    const A found = series * bits_of<A>(static_cast<Bits>(static_cast<uint64_t>(power) << Of::PLACE));
+    const A found = series * bits_of<A>(power << Of::PLACE);
     return x < Of::LEAST ? 0 : found;
 }
 

@@ -21,7 +21,8 @@ constexpr i64 PIECE = 1 << 14, WORTH_THREADS = 1 << 18, WORTH_CLIPPING = 1 << 20
 constexpr i64 TURNS = 8, MOST_AT_ONCE = 1 << 20;
 // Elements of a list from which on zeros are written past the caches, which cannot hold it for long.
 constexpr i64 STREAMED = 1 << 22;
-constexpr bool BACKWARDS = true;
+// Ways to visit pieces: the last one first; without what the first side has, which is overwritten.
+constexpr int BACKWARDS = 1, OVERWRITES = 2;
 // Elements that go through float64 at a time, and those of a unit that are added up at a time.
 constexpr i64 TERMS = 1 << 9, UNIT_PIECE = 1 << 12;
 // Neighbouring units that are read side by side if their own elements are not.
@@ -35,7 +36,7 @@ i64 bytes_of(Dtype dtype) { return dtype == F64 ? 8 : dtype == F32 ? 4 : 2; }
 
 i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
 
-i64 distance(i64 stride) { return stride < 0 ? -stride : stride; }
+using plain::magnitude;
 
 }  // namespace
 
@@ -66,8 +67,8 @@ void List::append(const i64* shape, int ndim, const Side* sides, int count) {
     for (int axis = 0; axis < ndim; ++axis) {
         if (shape[axis] == 1) continue;
         int at = axes++;
-        const i64 own = distance(sides[0].strides[axis]);
-        for (; at > 0 && distance(sides[0].strides[order[at - 1]]) < own; --at)
+        const i64 own = magnitude(sides[0].strides[axis]);
+        for (; at > 0 && magnitude(sides[0].strides[order[at - 1]]) < own; --at)
             order[at] = order[at - 1];
         order[at] = axis;
     }
@@ -162,22 +163,23 @@ public:
     }
 
     // Calls visit(piece, entry's dtypes, addresses, elements), which may write to the sides WRITTEN.
-    // Backwards, it begins with what a norm just before has left in the cache.
-    template <int... WRITTEN, typename F> bool each(F visit, bool backwards = false) {
+    // BACKWARDS, it begins with what a norm just before has left in the cache.
+    template <int... WRITTEN, typename F> bool each(F visit, int ways = 0) {
         struct Visiting : Items {
-            Visiting(Pieces& own, F& visit) : Items(own.patience_), own(own), visit(visit) {}
+            Visiting(Pieces& own, F& visit, int ways) : Items(own.patience_), own(own), visit(visit), ways(ways) {}
             void work(i64 item, int slot) override {
                 for (i64 k = own.items_[item]; k < own.items_[item + 1]; ++k)
-                    own.visit_one<WRITTEN...>(k, slot, visit);
+                    own.visit_one<WRITTEN...>(k, slot, visit, ways);
             }
             Pieces& own;
             F& visit;
-        } visiting(*this, visit);
-        return share_out(visiting, static_cast<i64>(items_.size()) - 1, threads_, backwards);
+            int ways;
+        } visiting(*this, visit, ways);
+        return share_out(visiting, static_cast<i64>(items_.size()) - 1, threads_, ways & BACKWARDS);
     }
 
 private:
-    template <int... WRITTEN, typename F> void visit_one(i64 number, int slot, F& visit) {
+    template <int... WRITTEN, typename F> void visit_one(i64 number, int slot, F& visit, int ways) {
         const Piece& piece = pieces_[number];
         const List::Entry& entry = list_.entries_[piece.entry];
         const i64 count = piece.end - piece.begin;
@@ -189,7 +191,7 @@ private:
             if (there[k]) continue;
             if (k == FACTORS && factor_run(number) >= LONG_RUN) continue;
             at[k] = scratch_.get() + (slot * MOST_SIDES + k) * PIECE * i64{sizeof(double)};
-            copy<true>(entry, k, piece.begin, count, at[k]);
+            if (k || !(ways & OVERWRITES)) copy<true>(entry, k, piece.begin, count, at[k]);
         }
         visit(number, entry.dtype, at, count);
         [[maybe_unused]] const auto put = [&](int k) {
@@ -203,18 +205,10 @@ private:
         const List::Entry& entry, int side, i64 begin, i64 count, char* at
     ) {
         const i64 bytes = bytes_of(entry.dtype[side]);
-        const auto run = bytes == 2 ? copy_elements<GATHER, 2>
-            : bytes == 4            ? copy_elements<GATHER, 4>
-                                    : copy_elements<GATHER, 8>;
+        const auto run = bytes == 2 ? plain::copy_elements<GATHER, 2>
+            : bytes == 4            ? plain::copy_elements<GATHER, 4>
+                                    : plain::copy_elements<GATHER, 8>;
         run(entry.data[side], list_.strides_[entry.strides].of[side], begin, count, at);
-    }
-
-    template <bool GATHER, int BYTES> static void copy_elements(
-        char* data, const Axes& axes, i64 begin, i64 count, char* at
-    ) {
-        plain::for_each(data, axes, begin, count, [=](char* own, i64 j) {
-            std::memcpy(GATHER ? at + j * BYTES : own, GATHER ? own : at + j * BYTES, BYTES);
-        });
     }
 
     const List& list_;
@@ -458,10 +452,10 @@ bool norms_of_units(
 void scale(const List& list, const ListSetting& setting, double factor) {
     Pieces(list, setting, WORTH_CLIPPING).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         if (factor == 1)  // which keeps every bit
-            std::memmove(at[0], at[1], count * bytes_of(dtypes[0]));
+            plain::copy_bytes(at[0], at[1], count * bytes_of(dtypes[0]));
         else
             setting.kernels.scale[dtypes[0]](at[1], at[0], count, factor);
-    }, BACKWARDS);
+    }, BACKWARDS | OVERWRITES);
 }
 
 void scale_each(const List& list, const ListSetting& setting) {
@@ -479,23 +473,23 @@ void scale_each(const List& list, const ListSetting& setting) {
             if (factor < 0) std::memset(to, 0, some * bytes);
             else if (factor != 1 || to != own) setting.kernels.scale[dtype](own, to, some, factor);
         });
-    }, BACKWARDS);
+    }, BACKWARDS | OVERWRITES);
 }
 
 void clamp(const List& list, const ListSetting& setting, double limit) {
     Pieces(list, setting, WORTH_CLIPPING).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         setting.kernels.clamp[dtypes[0]](at[1], at[0], count, limit);
-    }, BACKWARDS);
+    }, BACKWARDS | OVERWRITES);
 }
 
 void zero(const List& list, const ListSetting& setting) {
     Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         const i64 bytes = count * bytes_of(dtypes[0]);
-        if (list.elements() >= STREAMED)
+        if (list.elements() >= STREAMED && !list.has_gaps())
             setting.kernels.zero(at[0], bytes);
         else
             std::memset(at[0], 0, bytes);
-    });
+    }, OVERWRITES);
 }
 
 // Buffers as gradients without weight leave them: as they are, or overwritten with zeros.
@@ -598,7 +592,7 @@ static void add_scaled(
     const Dtype into = dtypes[0], addend = dtypes[1];
     if (scale == 0) return leave_out(into, at[0], count, overwrite);
     if (into == addend && overwrite && scale == 1) {
-        std::memmove(at[0], at[1], count * bytes_of(into));
+        plain::copy_bytes(at[0], at[1], count * bytes_of(into));
         return;
     }
     if (into == addend && !overwrite && has_exact_products(into, scale)) {
@@ -626,7 +620,7 @@ void accumulate(
         if (squares[1]) found[1][k] = kernels.part[dtypes[1]](at[1], count, 2);
         add_scaled(kernels, dtypes, at, count, scale, overwrite);
         if (squares[0]) found[0][k] = kernels.part[dtypes[0]](at[0], count, 2);
-    });
+    }, overwrite ? OVERWRITES : 0);
     for (int side = 0; side < 2; ++side) {
         if (!squares[side]) continue;
         std::vector<Part> parts(list.length());

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <new>
+#include <type_traits>
 
 #include "pool.h"
 
@@ -30,6 +31,8 @@ constexpr i64 ROW_RUN = 16;
 // Bytes of a result, and of its rows, from which on it is written past the caches, which cannot hold
 // it for long. Rows of 512 bytes took twice as long so.
 constexpr i64 STREAMED = 1 << 24, STREAMED_ROW = 3 << 10;
+// Columns up to which rows that lie across are copied.
+constexpr i64 MOST_ACROSS = 1 << 11;
 constexpr i64 LINE = 64;
 constexpr std::align_val_t CACHE_LINE{LINE};
 
@@ -117,6 +120,89 @@ private:
     Memory scratch_;
 };
 
+// Calls visit(array, is_written) for the arrays of a call that have a number for each element.
+template <typename C, typename F> void each_data(C& call, F visit) {
+    typedef std::remove_const_t<C> Kind;
+    const auto read = [&](auto&... arrays) { (visit(arrays, false), ...); };
+    const auto written = [&](auto&... arrays) { (visit(arrays, true), ...); };
+    if constexpr (std::is_same_v<Kind, Forward>) read(call.x, call.residual), written(call.s, call.y);
+    if constexpr (std::is_same_v<Kind, Gradient>) read(call.dy, call.source, call.ds), written(call.dx);
+    if constexpr (std::is_same_v<Kind, Inverse>) read(call.y), written(call.x);
+    if constexpr (std::is_same_v<Kind, GatedForward>) read(call.x, call.gate), written(call.y);
+    if constexpr (std::is_same_v<Kind, GatedGradient>)
+        read(call.dy, call.x, call.gate), written(call.dx, call.dgate);
+}
+
+// Rows that lie across: their neighbours in memory belong to other rows, as channels that come first are if a
+// norm is over them. BLOCK rows at a time are copied to memory where each has no gaps, or back.
+template <typename C> class Across {
+public:
+    static constexpr i64 BLOCK = 16;
+
+    Across(const C& call, int threads, i64 rows_at_once) : item_(bytes_of(call)), row_(call.width * item_) {
+        if (call.width > MOST_ACROSS || rows_at_once > BLOCK) return;
+        each_data(call, [&](const Array* array, bool) { count_ += array && lies_across(*array); });
+        if (count_) blocks_ = memory(threads * count_ * BLOCK * row_);
+    }
+
+    // Calls work(call, begin, end) for blocks of rows, or for all of them at once.
+    template <typename F> void each(const C& call, i64 begin, i64 end, int slot, F work) const {
+        if (!count_) return work(call, begin, end);
+        for (i64 row = begin, after; row < end; row = after) {
+            after = at_most(row + BLOCK, end);
+            C own = call;
+            own.streamed = false;
+            Array copies[MOST_COPIES];
+            int used = 0;
+            char* const blocks = blocks_.get() + slot * count_ * BLOCK * row_;
+            each_data(own, [&](const Array*& array, bool is_written) {
+                if (!array || !lies_across(*array)) return;
+                char* const block = blocks + used * BLOCK * row_;
+                if (!is_written) copy<true>(*array, row, after, block);
+                Array& near = copies[used++];
+                near.data = block - row * row_;
+                near.rows.count = near.columns.count = 1;
+                near.rows.at[0] = {after, row_};
+                near.columns.at[0] = {call.width, item_};
+                array = &near;
+            });
+            work(own, row, after);
+            used = 0;
+            each_data(call, [&](const Array* array, bool is_written) {
+                if (!array || !lies_across(*array)) return;
+                char* const block = blocks + used++ * BLOCK * row_;
+                if (is_written) copy<false>(*array, row, after, block);
+            });
+        }
+    }
+
+private:
+    static constexpr int MOST_COPIES = 5;
+
+    static i64 bytes_of(const Rows& rows) { return rows.dtype == F64 ? 8 : rows.dtype == F32 ? 4 : 2; }
+
+    bool lies_across(const Array& array) const {
+        const Axes &rows = array.rows, &columns = array.columns;
+        if (columns.count != 1 || !rows.count) return false;
+        const i64 stride = magnitude(columns.at[0].stride);
+        return stride > item_ && magnitude(rows.at[rows.count - 1].stride) < stride;
+    }
+
+    template <bool GATHER> void copy(const Array& array, i64 begin, i64 end, char* block) const {
+        Axes axes = array.rows;
+        axes.at[axes.count++] = array.columns.at[0];
+        const i64 width = row_ / item_;
+        const auto run = item_ == 2 ? copy_elements<GATHER, 2>
+            : item_ == 4            ? copy_elements<GATHER, 4>
+                                    : copy_elements<GATHER, 8>;
+        run(array.data, axes, begin * width, (end - begin) * width, block);
+    }
+
+    i64 item_, row_;
+    int count_ = 0;
+    Memory blocks_;
+};
+
 // Rows that do not depend on one another: `work(call, begin, end, scratch)`.
 template <typename C> class Pieces : public Call {
 public:
@@ -126,14 +212,16 @@ public:
         : Call(setting, call),
           call_(call),
           work_(kernels.*work),
-          step_(step(setting.rows / (threads * PIECES), call.width)) {}
+          step_(step(setting.rows / (threads * PIECES), call.width)),
+          across_(call, threads, 1) {}
 
     void work(i64 item, int slot) override {
         const i64 end = at_most((item + 1) * step_, setting.rows);
         for (i64 row = item * step_, after; row < end; row = after) {
             const i64 sample = row / sample_rows;
             after = at_most((sample + 1) * sample_rows, end);
-            work_(of_sample(call_, sample, slot), row, after, scratch(slot));
+            const auto run = [&](const C& own, i64 from, i64 to) { work_(own, from, to, scratch(slot)); };
+            across_.each(of_sample(call_, sample, slot), row, after, slot, run);
         }
     }
 
@@ -147,6 +235,7 @@ private:
     const C& call_;
     Work work_;
     i64 step_;
+    Across<C> across_;
 };
 
 // Shares of a sample's rows of a window, each with sums over its rows: one share a window if there
@@ -172,6 +261,7 @@ public:
           together_(samples_together()),
           run_(run_length()),
           in_scratch_(sample_rows <= run_),
+          across_(call, threads, run_),
           sums_(in_scratch_ ? nullptr : new double[2 * places() * call.window]) {}
 
     // Runs of rows, in order, into the sums of a share; those of a single run stay in scratch.
@@ -188,11 +278,14 @@ public:
         }
         const i64 begin = first + runs_ * share / shares_ * ROW_RUN;
         const i64 end = first + at_most(runs_ * (share + 1) / shares_ * ROW_RUN, sample_rows);
-        for (i64 row = begin; row < end; row += run_) {
+        const auto run = [&](const C& call, i64 row, i64 after) {
             work_(
-                own, row, at_most(row + run_, end), from, dscale_ ? of_product : nullptr,
-                dbias_ ? of_dy : nullptr, scratch(slot)
+                call, row, after, from, dscale_ ? of_product : nullptr, dbias_ ? of_dy : nullptr,
+                scratch(slot)
             );
+        };
+        for (i64 row = begin; row < end; row += run_) {
+            across_.each(own, row, at_most(row + run_, end), slot, run);
             if (slot == 0 && patience.is_over()) return;
         }
         if (in_scratch_) store(kernels, room(slot, PRODUCTS), room(slot, GRADIENTS), sample, from);
@@ -270,6 +363,7 @@ private:
     i64 windows_, runs_, shares_, together_, run_;
     i64 first_ = 0;  // of the samples that are shared out together
     bool in_scratch_;
+    Across<C> across_;
     std::unique_ptr<double[]> sums_;
 };
 

@@ -472,24 +472,29 @@ template <typename A> void inverse(const Inverse& call, i64 begin, i64 end, char
     }
 }
 
-template <typename A, bool SILU> void activate_all(
+template <typename A, bool SILU, bool SLOPES> void activate_all(
     const Element<A>* gate, i64 count, Element<A>* value, Element<A>* slope
 ) {
     INDEPENDENT
     for (i64 j = 0; j < count; ++j) {
         const Activated<A> own = activated<A, SILU>(gate[j].value);
         value[j].value = own.value;
-        slope[j].value = own.slope;
+        if (SLOPES) slope[j].value = own.slope;
     }
 }
 
-// A row of a window of a gated norm, whose columns it reads as numbers or vectors V.
-template <typename A, bool BEFORE> struct GatedRow {
+// A row of a window of a gated norm, whose columns it reads as numbers or vectors V. Only a gradient reads
+// slopes.
+template <typename A, bool BEFORE, bool SLOPES> struct GatedRow {
+    // `again`: nobody has used the rooms since the same row was made.
     GatedRow(
-        const Gated& call, const Window<A>& window, const Array* from, const Array* gate, i64 row
+        const Gated& call, const Window<A>& window, const Array* from, const Array* gate, i64 row,
+        bool again = false
     )
-        : x(window.input(from, row, 1)), scale(window.scale), value(window.at(4)), slope(window.at(6)) {
-        const auto run = call.silu ? activate_all<A, true> : activate_all<A, false>;
+        : x(again ? window.template again<A>(from, row, 1) : window.input(from, row, 1)),
+          scale(window.scale), value(window.at(4)), slope(window.at(6)) {
+        if (again && window.count == call.width) return;
+        const auto run = call.silu ? activate_all<A, true, SLOPES> : activate_all<A, false, SLOPES>;
         run(window.input(gate, row, 2), window.count, value, slope);
     }
 
@@ -508,7 +513,7 @@ template <typename A, bool BEFORE> void gated_forward_of(
     for (i64 row = begin; row < end; ++row) {
         double square = 0;
         for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
-            const GatedRow<A, BEFORE> own(call, window, call.x, call.gate, row);
+            const GatedRow<A, BEFORE, false> own(call, window, call.x, call.gate, row);
             const auto add = [=](i64 j, auto&, auto& total) INLINED {
                 const auto source = own.template source<Plain<decltype(total)>>(j);
                 total += source * source;
@@ -519,7 +524,7 @@ template <typename A, bool BEFORE> void gated_forward_of(
         set_number<A>(call.inv_std, row, factor);
         const A inv_std = static_cast<A>(factor);
         for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
-            const GatedRow<A, BEFORE> own(call, window, call.x, call.gate, row);
+            const GatedRow<A, BEFORE, false> own(call, window, call.x, call.gate, row, true);
             window.write(call.y, row, [=](i64 j, auto kind) INLINED {
                 typedef decltype(kind) V;
                 const V y = own.template source<V>(j) * inv_std * read<V>(own.scale + j);
@@ -537,9 +542,9 @@ template <typename A> void gated_forward(
 }
 
 // The same of a gradient.
-template <typename A, bool BEFORE> struct GatedGradientRow : GatedRow<A, BEFORE> {
+template <typename A, bool BEFORE> struct GatedGradientRow : GatedRow<A, BEFORE, true> {
     GatedGradientRow(const GatedGradient& call, const Window<A>& window, i64 row)
-        : GatedRow<A, BEFORE>(call, window, call.x, call.gate, row),
+        : GatedRow<A, BEFORE, true>(call, window, call.x, call.gate, row),
           dy(window.input(call.dy, row, 0)),
           inv_std(number_of<A>(call.inv_std, row)) {}
 

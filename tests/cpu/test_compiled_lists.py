@@ -66,6 +66,33 @@ def test_gaps_change_no_bit(name, layout):
     assert_all_same_bits(results(name, sizes, LAYOUTS[layout]), results(name, sizes))
 
 
+@pytest.mark.parametrize(
+    "pair", [("C", "Fortran"), ("Fortran", "C"), ("padded", "C"), ("C", "stepped")]
+)
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_pairs_that_lie_otherwise_change_no_bit(name, pair):
+    """Pieces begin and end within rows; tiles are cut off at the ends of both axes."""
+
+    def updated(own, other):
+        found = []
+        for change in (
+            gradkit.accumulate_grads,
+            partial(gradkit.accumulate_grads, overwrite=True),
+            partial(gradkit.accumulate_grads, scale=0.37, overwrite=True),
+            partial(gradkit.ema_update, decay=0.9),
+            partial(gradkit.sgd_update, lr=0.1),
+        ):
+            found += (buffers := [own(draw_.values(shape, name, 1)) for shape in shapes])
+            change(buffers, [other(draw_.values(shape, name, 2)) for shape in shapes])
+        for grads in (found[: len(shapes)], [other(each) for each in found[: len(shapes)]]):
+            found += gradkit.clip_by_global_norm(grads, 0.5)[0]
+        return found
+
+    shapes = [(300, 129), (17, 1000), (40, 33), (3, 20, 18), (16, 16)]
+    lay, c = [LAYOUTS[layout] for layout in pair], LAYOUTS["C"]
+    assert_all_same_bits(updated(*lay), updated(c, c))
+
+
 def results_of_units(name, lay=LAYOUTS["C"]):
     """Units without gaps and with, more and fewer than are read side by side, short and long."""
     found = []

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 import gradkit
+from tests import strategies as draw_
 from tests.cpu.test_compiled import _restored, compiled  # noqa: F401
-from tests.tolerances import (
-    DTYPES,
-    assert_same_bits,
-    unit,
-)
+from tests.layouts import LAYOUTS
+from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits, unit
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (3, 77), (40, 33)], ids=str)
@@ -110,3 +108,38 @@ def test_python_runs_in_other_threads_while_a_long_call_computes():
     begin, end = ends
     third = (end - begin) / 3
     assert any(begin + third < moment < end - third for moment in seen)
+
+
+def channels_first(values):
+    """Rows whose neighbours in memory belong to other rows."""
+    first = min(values.ndim - 2, 1)  # behind the samples, if there are any
+    return np.moveaxis(np.moveaxis(values, -1, first).copy(), first, -1)
+
+
+@pytest.mark.parametrize("shape", [(3, 40, 37), (2, 5, 9, 100), (33, 17)])
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_rows_that_lie_across_change_no_bit(name, shape):
+    """They are copied some at a time, of which the last are fewer; a result may be an input."""
+    x, dy, ds, gate = (draw_.values(shape, name, seed) for seed in range(4))
+    scale, bias = (1 + abs(draw_.values(shape[-1:], name, seed)) for seed in (4, 5))
+    own = np.broadcast_to(scale, (shape[0], *(1,) * (len(shape) - 2), shape[-1])).copy()
+
+    def all_of(lay):
+        data = [lay(each) for each in (x, dy, ds, gate)]
+        y, mean, inv_std = gradkit.layer_norm(data[0], scale, bias, out=(lay(x), None, None))
+        in_place = lay(dy)
+        gradkit.layer_norm_grad(
+            in_place, data[0], scale, mean, inv_std, ds=data[2], out=(in_place, None, None)
+        )
+        gated, inv_rms = gradkit.gated_rms_norm(data[0], data[3], scale)
+        return [
+            *(y, mean, inv_std, in_place, gated),
+            *gradkit.add_layer_norm(data[0], data[2], scale, bias, out=(None, lay(x), None, None)),
+            *gradkit.layer_norm(data[0], own if len(shape) > 2 else scale, None),
+            *gradkit.layer_norm_grad(data[1], data[0], scale, mean, inv_std),
+            *gradkit.invertible_layer_norm_grad(data[1], lay(y), scale, bias, inv_std),
+            gradkit.layer_norm_inverse(lay(y), scale, bias, mean, inv_std),
+            *gradkit.gated_rms_norm_grad(data[1], data[0], data[3], scale, inv_rms),
+        ]
+
+    assert_all_same_bits(all_of(channels_first), all_of(LAYOUTS["C"]))
