@@ -251,6 +251,15 @@ INLINE bool has_no_gaps(const Axes& columns, i64 itemsize) {
     return columns.count == 0 || (columns.count == 1 && columns.at[0].stride == itemsize);
 }
 
+// The address of an element, by its number in C order.
+INLINE char* address_of(char* data, const Axes& axes, i64 number) {
+    for (int axis = axes.count - 1; axis > 0; --axis) {
+        data += number % axes.at[axis].length * axes.at[axis].stride;
+        number /= axes.at[axis].length;
+    }
+    return axes.count ? data + number * axes.at[0].stride : data;
+}
+
 // Calls visit(address, k, run, rows) for `count` elements from number `from` on, in C order: `run` of them along the
 // last axis, from number k on, and in as many rows, up to `most`, if those are all that a row has.
 template <typename F> INLINE void for_runs(
@@ -327,10 +336,12 @@ template <bool GATHER, int BYTES> void copy_elements(
         }
         char tile[TILE * TILE * BYTES];
         const auto turn = [&](i64 first, i64 columns, i64 rows) INLINED {
-            for (i64 j = 0; j < columns; ++j)
+            for (i64 j = 0; j < columns; ++j) {
+                char* const at = own + (first + j) * stride;
+                __builtin_prefetch(at + TILE * stride);  // of the next tile
 #pragma GCC unroll 16
-                for (i64 r = 0; r < rows; ++r)
-                    copy(own + (first + j) * stride + r * across, tile + (r * TILE + j) * BYTES, BYTES);
+                for (i64 r = 0; r < rows; ++r) copy(at + r * across, tile + (r * TILE + j) * BYTES, BYTES);
+            }
         };
         const auto copy_tile = [&](i64 first, i64 columns, i64 rows) INLINED {
             if (GATHER) turn(first, columns, rows);
@@ -347,13 +358,7 @@ template <bool GATHER, int BYTES> void copy_elements(
 
 // The address of a row.
 INLINE char* row_of(const Array& array, i64 row) {
-    const Axes& axes = array.rows;
-    char* data = array.data;
-    for (int axis = axes.count - 1; axis > 0; --axis) {
-        data += row % axes.at[axis].length * axes.at[axis].stride;
-        row /= axes.at[axis].length;
-    }
-    return axes.count ? data + row * axes.at[0].stride : data;
+    return address_of(array.data, array.rows, row);
 }
 
 }  // namespace ISA

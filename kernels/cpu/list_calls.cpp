@@ -21,8 +21,9 @@ constexpr i64 PIECE = 1 << 14, WORTH_THREADS = 1 << 18, WORTH_CLIPPING = 1 << 20
 constexpr i64 TURNS = 8, MOST_AT_ONCE = 1 << 20;
 // Elements of a list from which on zeros are written past the caches, which cannot hold it for long.
 constexpr i64 STREAMED = 1 << 22;
-// Ways to visit pieces: the last one first; without what the first side has, which is overwritten.
-constexpr int BACKWARDS = 1, OVERWRITES = 2;
+// Ways to visit pieces: the last one first; without what the first side has, which is overwritten; in parts, where
+// runs of all sides have no gaps.
+constexpr int BACKWARDS = 1, OVERWRITES = 2, BY_RUNS = 4;
 // Elements that go through float64 at a time, and those of a unit that are added up at a time.
 constexpr i64 TERMS = 1 << 9, UNIT_PIECE = 1 << 12;
 // Neighbouring units that are read side by side if their own elements are not.
@@ -31,6 +32,8 @@ constexpr i64 TILE = 16;
 // need not be repeated.
 constexpr int FACTORS = 2;
 constexpr i64 LONG_RUN = 32;
+// Elements in a row from which on they are visited where they lie, and not copied.
+constexpr i64 WORTH_A_VISIT = 128;
 
 i64 bytes_of(Dtype dtype) { return dtype == F64 ? 8 : dtype == F32 ? 4 : 2; }
 
@@ -183,6 +186,7 @@ private:
         const Piece& piece = pieces_[number];
         const List::Entry& entry = list_.entries_[piece.entry];
         const i64 count = piece.end - piece.begin;
+        if (ways & BY_RUNS && has_long_runs(entry)) return visit_runs(number, visit);
         char* at[MOST_SIDES];
         bool there[MOST_SIDES];
         for (int k = 0; k < entry.sides; ++k) {
@@ -198,6 +202,29 @@ private:
             if (!there[k]) copy<false>(entry, k, piece.begin, count, at[k]);
         };
         (put(WRITTEN), ...);
+    }
+
+    bool has_long_runs(const List::Entry& entry) const {
+        if (entry.strides < 0) return false;
+        for (int k = 0; k < entry.sides; ++k) {
+            const Axes& axes = list_.strides_[entry.strides].of[k];
+            const Axis last = axes.at[axes.count - 1];
+            if (last.length < WORTH_A_VISIT || last.stride != bytes_of(entry.dtype[k])) return false;
+        }
+        return true;
+    }
+
+    template <typename F> void visit_runs(i64 number, F& visit) {
+        const Piece& piece = pieces_[number];
+        const List::Entry& entry = list_.entries_[piece.entry];
+        const List::Strides& strides = list_.strides_[entry.strides];
+        const i64 count = piece.end - piece.begin;
+        plain::for_runs(entry.data[0], strides.of[0], piece.begin, count, 1, [&](char* own, i64 at, i64 run, i64) {
+            char* address[MOST_SIDES] = {own};
+            for (int k = 1; k < entry.sides; ++k)
+                address[k] = plain::address_of(entry.data[k], strides.of[k], piece.begin + at);
+            visit(number, entry.dtype, address, run);
+        });
     }
 
     // Between a piece of an array at strides and memory without gaps.
@@ -455,7 +482,7 @@ void scale(const List& list, const ListSetting& setting, double factor) {
             plain::copy_bytes(at[0], at[1], count * bytes_of(dtypes[0]));
         else
             setting.kernels.scale[dtypes[0]](at[1], at[0], count, factor);
-    }, BACKWARDS | OVERWRITES);
+    }, BACKWARDS | OVERWRITES | BY_RUNS);
 }
 
 void scale_each(const List& list, const ListSetting& setting) {
@@ -479,7 +506,7 @@ void scale_each(const List& list, const ListSetting& setting) {
 void clamp(const List& list, const ListSetting& setting, double limit) {
     Pieces(list, setting, WORTH_CLIPPING).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         setting.kernels.clamp[dtypes[0]](at[1], at[0], count, limit);
-    }, BACKWARDS | OVERWRITES);
+    }, BACKWARDS | OVERWRITES | BY_RUNS);
 }
 
 void zero(const List& list, const ListSetting& setting) {
@@ -489,7 +516,7 @@ void zero(const List& list, const ListSetting& setting) {
             setting.kernels.zero(at[0], bytes);
         else
             std::memset(at[0], 0, bytes);
-    }, OVERWRITES);
+    }, OVERWRITES | BY_RUNS);
 }
 
 // Buffers as gradients without weight leave them: as they are, or overwritten with zeros.
@@ -509,7 +536,7 @@ void compensate(const List& list, const ListSetting& setting, double scale, bool
             setting.kernels.terms[dtypes[1]](at[1] + j * bytes_of(dtypes[1]), terms, some, scale);
             setting.kernels.compensate[dtypes[0]](terms, at[0] + own, at[2] + own, some, overwrite);
         }
-    });
+    }, BY_RUNS);
 }
 
 void average(const List& list, const ListSetting& setting, double decay) {
@@ -526,7 +553,7 @@ void average(const List& list, const ListSetting& setting, double decay) {
             setting.kernels.store_terms[into](params, own, some);
             setting.kernels.average[into](own, at[0] + j * bytes_of(into), some, decay);
         }
-    });
+    }, BY_RUNS);
 }
 
 void accumulate_at_random(
@@ -560,7 +587,7 @@ template <int... WRITTEN, typename F> static void update(
             from->key, from->offsets[piece.entry] + static_cast<uint64_t>(piece.begin)
         };
         run(dtypes, at, count, &random);
-    });
+    }, from ? 0 : BY_RUNS);
 }
 
 void adamw(const List& list, const ListSetting& setting, const double* numbers, const Counters* from) {
@@ -620,7 +647,7 @@ void accumulate(
         if (squares[1]) found[1][k] = kernels.part[dtypes[1]](at[1], count, 2);
         add_scaled(kernels, dtypes, at, count, scale, overwrite);
         if (squares[0]) found[0][k] = kernels.part[dtypes[0]](at[0], count, 2);
-    }, overwrite ? OVERWRITES : 0);
+    }, (overwrite ? OVERWRITES : 0) | (squares[0] || squares[1] ? 0 : BY_RUNS));
     for (int side = 0; side < 2; ++side) {
         if (!squares[side]) continue;
         std::vector<Part> parts(list.length());

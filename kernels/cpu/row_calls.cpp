@@ -31,8 +31,8 @@ constexpr i64 ROW_RUN = 16;
 // Bytes of a result, and of its rows, from which on it is written past the caches, which cannot hold
 // it for long. Rows of 512 bytes took twice as long so.
 constexpr i64 STREAMED = 1 << 24, STREAMED_ROW = 3 << 10;
-// Columns up to which rows that lie across are copied.
-constexpr i64 MOST_ACROSS = 1 << 11;
+// Rows that lie across and are copied at a time: a line of float32 at least, and elements that caches hold.
+constexpr i64 LEAST_ACROSS = 16, ACROSS_BLOCK = 64, ACROSS_ELEMENTS = 1 << 15;
 constexpr i64 LINE = 64;
 constexpr std::align_val_t CACHE_LINE{LINE};
 
@@ -134,30 +134,31 @@ template <typename C, typename F> void each_data(C& call, F visit) {
 }
 
 // Rows that lie across: their neighbours in memory belong to other rows, as channels that come first are if a
-// norm is over them. BLOCK rows at a time are copied to memory where each has no gaps, or back.
+// norm is over them. Some at a time are copied to memory where each has no gaps, or back.
 template <typename C> class Across {
 public:
-    static constexpr i64 BLOCK = 16;
-
-    Across(const C& call, int threads, i64 rows_at_once) : item_(bytes_of(call)), row_(call.width * item_) {
-        if (call.width > MOST_ACROSS || rows_at_once > BLOCK) return;
+    // `run`: rows that stay together, a power of two.
+    Across(const C& call, int threads, i64 run)
+        : item_(bytes_of(call)), row_(call.width * item_), block_(ACROSS_BLOCK) {
+        while (block_ > LEAST_ACROSS && block_ * call.width > ACROSS_ELEMENTS) block_ /= 2;
+        if (block_ * call.width > ACROSS_ELEMENTS || block_ < run) return;
         each_data(call, [&](const Array* array, bool) { count_ += array && lies_across(*array); });
-        if (count_) blocks_ = memory(threads * count_ * BLOCK * row_);
+        if (count_) blocks_ = memory(threads * count_ * block_ * row_);
     }
 
     // Calls work(call, begin, end) for blocks of rows, or for all of them at once.
     template <typename F> void each(const C& call, i64 begin, i64 end, int slot, F work) const {
         if (!count_) return work(call, begin, end);
         for (i64 row = begin, after; row < end; row = after) {
-            after = at_most(row + BLOCK, end);
+            after = at_most(row + block_, end);
             C own = call;
             own.streamed = false;
             Array copies[MOST_COPIES];
             int used = 0;
-            char* const blocks = blocks_.get() + slot * count_ * BLOCK * row_;
+            char* const blocks = blocks_.get() + slot * count_ * block_ * row_;
             each_data(own, [&](const Array*& array, bool is_written) {
                 if (!array || !lies_across(*array)) return;
-                char* const block = blocks + used * BLOCK * row_;
+                char* const block = blocks + used * block_ * row_;
                 if (!is_written) copy<true>(*array, row, after, block);
                 Array& near = copies[used++];
                 near.data = block - row * row_;
@@ -170,7 +171,7 @@ public:
             used = 0;
             each_data(call, [&](const Array* array, bool is_written) {
                 if (!array || !lies_across(*array)) return;
-                char* const block = blocks + used++ * BLOCK * row_;
+                char* const block = blocks + used++ * block_ * row_;
                 if (is_written) copy<false>(*array, row, after, block);
             });
         }
@@ -198,7 +199,7 @@ private:
         run(array.data, axes, begin * width, (end - begin) * width, block);
     }
 
-    i64 item_, row_;
+    i64 item_, row_, block_;
     int count_ = 0;
     Memory blocks_;
 };
@@ -278,16 +279,17 @@ public:
         }
         const i64 begin = first + runs_ * share / shares_ * ROW_RUN;
         const i64 end = first + at_most(runs_ * (share + 1) / shares_ * ROW_RUN, sample_rows);
-        const auto run = [&](const C& call, i64 row, i64 after) {
-            work_(
-                call, row, after, from, dscale_ ? of_product : nullptr, dbias_ ? of_dy : nullptr,
-                scratch(slot)
-            );
-        };
-        for (i64 row = begin; row < end; row += run_) {
-            across_.each(own, row, at_most(row + run_, end), slot, run);
-            if (slot == 0 && patience.is_over()) return;
-        }
+        bool is_over = false;
+        across_.each(own, begin, end, slot, [&](const C& call, i64 first_row, i64 last_row) {
+            for (i64 row = first_row; row < last_row && !is_over; row += run_) {
+                work_(
+                    call, row, at_most(row + run_, last_row), from, dscale_ ? of_product : nullptr,
+                    dbias_ ? of_dy : nullptr, scratch(slot)
+                );
+                is_over = slot == 0 && patience.is_over();
+            }
+        });
+        if (is_over) return;
         if (in_scratch_) store(kernels, room(slot, PRODUCTS), room(slot, GRADIENTS), sample, from);
         else if (shares_ == 1) store(setting.kernels[1], of_product, of_dy, sample, from);
     }
