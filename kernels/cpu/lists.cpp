@@ -72,15 +72,24 @@ template <typename T> INLINE i64 before_line(const Element<T>* at) {
     return -(reinterpret_cast<intptr_t>(at) / item) & (LINE / item - 1);
 }
 
+// Vectors of numbers of T, as they are computed with.
+template <typename T, typename V = typename VectorOf<decltype(widen(T{}))>::type> struct Computed {
+    typedef V type;
+};
+template <typename V> struct Computed<bf16, V> {
+    typedef Twins<V> type;
+};
+
 // Writes value(j, V) to as many elements of a run from j on as a vector V has. Vectors begin where a
 // line does.
 template <typename T, typename F> INLINE void map_vectors(Element<T>* to, i64 count, F value) {
-    typedef typename VectorOf<T>::type V;
+    typedef decltype(widen(T{})) A;
+    typedef typename Computed<T>::type V;
     const i64 before = before_line(to);
     i64 j = 0;
-    for (; j < before && j < count; ++j) write(value(j, T{}), to + j);
+    for (; j < before && j < count; ++j) write(value(j, A{}), to + j);
     for (; j + LENGTH<V> <= count; j += LENGTH<V>) write(value(j, V{}), to + j);
-    for (; j < count; ++j) write(value(j, T{}), to + j);
+    for (; j < count; ++j) write(value(j, A{}), to + j);
 }
 
 template <typename T> INLINE double wide(T x) { return static_cast<double>(widen(x)); }
@@ -318,22 +327,40 @@ template <typename T> void scale_each(
     });
 }
 
+// By magnitudes, whose order is that of bits without a sign; a NaN stays.
+template <typename T> void clamp_bits(const Element<T>* x, Element<T>* y, i64 count, T limit) {
+    typedef typename Bits<sizeof(T)>::type B;
+    T infinite;
+    narrow(INFINITE, infinite);
+    constexpr B SIGN = static_cast<B>(uint64_t{1} << (8 * sizeof(T) - 1));
+    const B high = bits_of<B>(limit), beyond = bits_of<B>(infinite);
+    INDEPENDENT
+    for (i64 j = 0; j < count; ++j) {
+        const B own = bits_of<B>(x[j].value), size = static_cast<B>(own & ~SIGN);
+        const B result = size > high && size <= beyond ? static_cast<B>((own & SIGN) | high) : own;
+        y[j].value = bits_of<T>(result);
+    }
+}
+
 template <typename T> void clamp(const void* from, void* to, i64 count, double limit) {
     T rounded;
     narrow(limit, rounded);
-    const auto high = widen(rounded);
-    map<T>(from, to, count, [=](auto x, i64) INLINED {
-        return x > high ? high : x < -high ? -high : x;
-    });
+    if constexpr (sizeof(T) == 2) {
+        clamp_bits(static_cast<const Element<T>*>(from), static_cast<Element<T>*>(to), count, rounded);
+    } else {
+        map<T>(from, to, count, [=](T x, i64) INLINED {
+            return x > rounded ? rounded : x < -rounded ? -rounded : x;
+        });
+    }
 }
 
 template <typename T> void add(const void* from, void* to, i64 count, double factor) {
     const auto by = static_cast<decltype(widen(T{}))>(factor);
-    const Element<T>* const source = static_cast<const Element<T>*>(from);
-    Element<T>* const target = static_cast<Element<T>*>(to);
-    for_parts<T>(target, count, [=](i64 at, i64 length) INLINED {
-        const Widened<T> x(source + at, length), y(target + at, length);
-        write_run(length, target + at, [&](i64 j) INLINED { return y[j] + x[j] * by; });
+    const Element<T>* const x = static_cast<const Element<T>*>(from);
+    Element<T>* const y = static_cast<Element<T>*>(to);
+    map_vectors(y, count, [=](i64 j, auto kind) INLINED {
+        typedef decltype(kind) V;
+        return read<V>(y + j) + read<V>(x + j) * by;
     });
 }
 
@@ -381,8 +408,14 @@ template <typename T> void compensate(
 
 // From the end that is nearer; a difference that overflows is not taken.
 template <typename V, typename A> INLINE V between(V old, V param, A kept, A rest, bool nearer) {
-    const V step = param - old, moved = nearer ? param - step * kept : old + step * rest;
-    return step - step == V{} ? moved : old * kept + param * rest;
+    if constexpr (ARE_TWINS<V>) {
+        return {
+            between(old.even, param.even, kept, rest, nearer), between(old.odd, param.odd, kept, rest, nearer)
+        };
+    } else {
+        const V step = param - old, moved = nearer ? param - step * kept : old + step * rest;
+        return step - step == V{} ? moved : old * kept + param * rest;
+    }
 }
 
 template <typename T> void average(const void* from, void* to, i64 count, double decay) {
@@ -391,20 +424,11 @@ template <typename T> void average(const void* from, void* to, i64 count, double
     const bool nearer = decay < 0.5;
     const Element<T>* const x = static_cast<const Element<T>*>(from);
     Element<T>* const y = static_cast<Element<T>*>(to);
-    if constexpr (sizeof(T) == sizeof(A)) {
-        // GCC reads numbers anew for each use, and vectors once.
-        map_vectors<T>(y, count, [=](i64 j, auto kind) INLINED {
-            typedef decltype(kind) V;
-            return between(read<V>(y + j), read<V>(x + j), kept, rest, nearer);
-        });
-    } else {
-        for_parts<T>(y, count, [=](i64 at, i64 length) INLINED {
-            const Widened<T> params(x + at, length), own(y + at, length);
-            write_run(length, y + at, [&](i64 j) INLINED {
-                return between<A>(own[j], params[j], kept, rest, nearer);
-            });
-        });
-    }
+    // GCC reads numbers anew for each use, and vectors once.
+    map_vectors(y, count, [=](i64 j, auto kind) INLINED {
+        typedef decltype(kind) V;
+        return between(read<V>(y + j), read<V>(x + j), kept, rest, nearer);
+    });
 }
 
 template <typename T> void move(
@@ -507,14 +531,12 @@ template <typename T, int SIDES, typename F> INLINE void update(
     const Dtype* dtypes, char* const* at, i64 count, const Randomness* random, F step
 ) {
     typedef decltype(widen(T{})) A;
-    typedef typename VectorOf<A>::type V;
     bool are_same = !random;
     for (int k = 1; k < SIDES; ++k) are_same &= dtypes[k] == dtypes[0];
     if (are_same) {
         Element<T>* own[SIDES];
         for (int k = 0; k < SIDES; ++k) own[k] = reinterpret_cast<Element<T>*>(at[k]);
-        if constexpr (IS_BF16<T>) return for_vectors<A, Twins<V>>(own, before_line(own[0]), count, step);
-        else return for_vectors<A, V>(own, before_line(own[0]), count, step);
+        return for_vectors<A, typename Computed<T>::type>(own, before_line(own[0]), count, step);
     }
     Opened<A> sides[SIDES];
     for (i64 from = 0; from < count; from += COPIED) {
@@ -522,7 +544,7 @@ template <typename T, int SIDES, typename F> INLINE void update(
         Element<A>* own[SIDES];
         for (int k = 0; k < SIDES; ++k)
             own[k] = sides[k].open(dtypes[k], at[k] + from * itemsize_of(dtypes[k]), length);
-        for_vectors<A, V>(own, 0, length, step);
+        for_vectors<A, typename Computed<A>::type>(own, 0, length, step);
         if (random)
             sides[0].close_at_random(length, {random->key, random->counter + static_cast<u64>(from)});
         else
