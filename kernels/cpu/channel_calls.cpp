@@ -45,24 +45,6 @@ i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
 i64 at_least(i64 value, i64 limit) { return value > limit ? value : limit; }
 i64 size_of(i64 stride) { return stride < 0 ? -stride : stride; }
 
-// Elements at any strides, from number `from` on, into elements without gaps.
-template <typename T> void gather_all(char* data, const Axes& axes, i64 from, i64 count, char* to) {
-    Element<T>* own = reinterpret_cast<Element<T>*>(to);
-    for_each(data, axes, from, count, [=](char* at, i64 j) {
-        own[j] = *reinterpret_cast<Element<T>*>(at);
-    });
-}
-
-// The same the other way.
-template <typename T> void scatter_all(
-    char* data, const Axes& axes, i64 from, i64 count, char* values
-) {
-    const Element<T>* own = reinterpret_cast<Element<T>*>(values);
-    for_each(data, axes, from, count, [=](char* at, i64 j) {
-        *reinterpret_cast<Element<T>*>(at) = own[j];
-    });
-}
-
 // An array, and the axes of channels and their columns alike.
 struct Arranged : Array {
     Axes all;
@@ -224,20 +206,6 @@ template <typename A> struct Shared {
     i64 of_whole(i64 own) const { return own / layout.channels * call.channels; }
 
     bool over_samples() const { return call.groups && call.reads == Reads::PRODUCTS; }
-
-    void gather(char* data, const Axes& axes, i64 from, i64 count, char* to) const {
-        const auto run = item == 2 ? gather_all<f16>
-            : item == 4            ? gather_all<float>
-                                   : gather_all<double>;
-        run(data, axes, from, count, to);
-    }
-
-    void scatter(char* data, const Axes& axes, i64 from, i64 count, char* values) const {
-        const auto run = item == 2 ? scatter_all<f16>
-            : item == 4            ? scatter_all<float>
-                                   : scatter_all<double>;
-        run(data, axes, from, count, values);
-    }
 
     double inv_std_of(double variance) const { return 1 / __builtin_sqrt(variance + call.eps); }
 
@@ -675,8 +643,8 @@ public:
             );
         if (!there)
             each_run(this->shared.out, at, [&](i64 k, i64 count, const Axes& axes) {
-                this->shared.scatter(
-                    row(this->shared.out, at.channel + k), axes, at.from, count,
+                copy_elements<false>(
+                    this->shared.item, row(this->shared.out, at.channel + k), axes, at.from, count,
                     out.data + k * out.channel
                 );
             });
@@ -852,8 +820,8 @@ private:
         if (own.data) return own;
         own = in_room(room, at);
         const auto load = [&](i64 k, i64 count, const Axes& axes) {
-            this->shared.gather(
-                row(array, at.channel + k), axes, at.from, count, own.data + k * own.channel
+            copy_elements<true>(
+                this->shared.item, row(array, at.channel + k), axes, at.from, count, own.data + k * own.channel
             );
         };
         if (!kept) each_run(array, at, load);
@@ -1012,8 +980,8 @@ private:
                 number(this->OF_W, part), number(this->OUTER, part), out
             );
         for (i64 k = 0; !there && k < count; ++k)
-            this->shared.scatter(
-                row_of(this->shared.out, sample_ * rows_ + row + k), this->shared.out.columns,
+            copy_elements<false>(
+                this->shared.item, row_of(this->shared.out, sample_ * rows_ + row + k), this->shared.out.columns,
                 this->first + part.column, part.columns, out.data + k * out.stride
             );
     }
@@ -1041,8 +1009,8 @@ private:
         if (own.data) return own;
         own = in_room(room, part);
         for (i64 k = 0; k < count; ++k)
-            this->shared.gather(
-                row_of(array, sample_ * rows_ + row + k), array.columns, this->first + part.column,
+            copy_elements<true>(
+                this->shared.item, row_of(array, sample_ * rows_ + row + k), array.columns, this->first + part.column,
                 part.columns, own.data + k * own.stride
             );
         return own;

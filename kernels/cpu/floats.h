@@ -277,10 +277,9 @@ template <typename F> INLINE void for_runs(
     const Axis inner = axes.at[last];
     for (i64 k = 0;;) {
         const i64 run = least_of(inner.length - index[last], count - k);
-        const bool is_whole = last > 0 && run == inner.length;
-        const i64 rows = is_whole
-            ? least_of(least_of(axes.at[last - 1].length - index[last - 1], (count - k) / run), most)
-            : 1;
+        i64 rows = 1;
+        if (most > 1 && last > 0 && run == inner.length)
+            rows = least_of(least_of(axes.at[last - 1].length - index[last - 1], (count - k) / run), most);
         visit(data, k, run, rows);
         k += run * rows;
         if (k == count) return;
@@ -308,14 +307,19 @@ template <typename F> INLINE void for_each(
 // Parts of memory that lie apart, or are one. A processor may have an instruction for long copies which takes
 // ten times as long if addresses differ by 16 bytes but for whole pages, and libraries use it from here on.
 INLINE void copy_bytes(char* to, const char* from, i64 count) {
-    constexpr i64 SHORT = 1 << 11;
+    constexpr i64 SHORT = 1 << 11, FEW = 16, MANY = 128;
     for (; count > SHORT; count -= SHORT, to += SHORT, from += SHORT) __builtin_memcpy(to, from, SHORT);
-    __builtin_memcpy(to, from, count);
+    if (count < FEW || count > MANY) {
+        __builtin_memcpy(to, from, count);
+        return;
+    }
+    for (i64 at = 0; at < count - FEW; at += FEW) __builtin_memcpy(to + at, from + at, FEW);
+    __builtin_memcpy(to + count - FEW, from + count - FEW, FEW);  // over some of the last ones
 }
 
 // Copies elements of BYTES bytes, `count` from number `from` on in C order, between memory at strides and
 // memory without gaps. Neighbours along the axis before the last are read while they are in the cache.
-template <bool GATHER, int BYTES> void copy_elements(
+template <bool GATHER, int BYTES> void copy_items(
     char* data, const Axes& axes, i64 from, i64 count, char* packed
 ) {
     constexpr i64 TILE = 16;
@@ -354,6 +358,13 @@ template <bool GATHER, int BYTES> void copy_elements(
             for (; first + TILE <= run; first += TILE) copy_tile(first, TILE, TILE);
         for (; first < run; first += TILE) copy_tile(first, least_of(TILE, run - first), rows);
     });
+}
+
+template <bool GATHER> INLINE void copy_elements(
+    i64 bytes, char* data, const Axes& axes, i64 from, i64 count, char* packed
+) {
+    const auto run = bytes == 2 ? copy_items<GATHER, 2> : bytes == 4 ? copy_items<GATHER, 4> : copy_items<GATHER, 8>;
+    run(data, axes, from, count, packed);
 }
 
 // The address of a row.

@@ -231,11 +231,8 @@ private:
     template <bool GATHER> void copy(
         const List::Entry& entry, int side, i64 begin, i64 count, char* at
     ) {
-        const i64 bytes = bytes_of(entry.dtype[side]);
-        const auto run = bytes == 2 ? plain::copy_elements<GATHER, 2>
-            : bytes == 4            ? plain::copy_elements<GATHER, 4>
-                                    : plain::copy_elements<GATHER, 8>;
-        run(entry.data[side], list_.strides_[entry.strides].of[side], begin, count, at);
+        const Axes& axes = list_.strides_[entry.strides].of[side];
+        plain::copy_elements<GATHER>(bytes_of(entry.dtype[side]), entry.data[side], axes, begin, count, at);
     }
 
     const List& list_;

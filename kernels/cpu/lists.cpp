@@ -526,18 +526,21 @@ template <typename A, typename V, typename T, typename F> INLINE void for_vector
     for (; j < count; ++j) step(arrays, j, A{});
 }
 
-// The same for arrays side by side of any dtypes, the first one's being T. All but the second are written.
-template <typename T, int SIDES, typename F> INLINE void update(
+// The same for arrays side by side of any dtypes. All but the second are written.
+template <typename A, int SIDES, typename F> INLINE void update(
     const Dtype* dtypes, char* const* at, i64 count, const Randomness* random, F step
 ) {
-    typedef decltype(widen(T{})) A;
     bool are_same = !random;
     for (int k = 1; k < SIDES; ++k) are_same &= dtypes[k] == dtypes[0];
-    if (are_same) {
-        Element<T>* own[SIDES];
-        for (int k = 0; k < SIDES; ++k) own[k] = reinterpret_cast<Element<T>*>(at[k]);
-        return for_vectors<A, typename Computed<T>::type>(own, before_line(own[0]), count, step);
-    }
+    if (are_same)
+        return with_type(dtypes[0], [&](auto kind) INLINED {
+            typedef decltype(kind) T;
+            if constexpr (sizeof(widen(kind)) == sizeof(A)) {
+                Element<T>* own[SIDES];
+                for (int k = 0; k < SIDES; ++k) own[k] = reinterpret_cast<Element<T>*>(at[k]);
+                for_vectors<A, typename Computed<T>::type>(own, before_line(own[0]), count, step);
+            }
+        });
     Opened<A> sides[SIDES];
     for (i64 from = 0; from < count; from += COPIED) {
         const i64 length = from + COPIED < count ? COPIED : count - from;
@@ -553,48 +556,51 @@ template <typename T, int SIDES, typename F> INLINE void update(
     }
 }
 
-void adamw(
+template <typename A> void adamw_as(
     const Dtype* dtypes, char* const* at, i64 count, const double* numbers, const Randomness* random
 ) {
-    with_type(dtypes[0], [&](auto kind) INLINED {
-        const Adamw<decltype(widen(kind))> by(*reinterpret_cast<const AdamwNumbers<double>*>(numbers));
-        const auto step = [=](auto arrays, i64 j, auto lanes) INLINED {
-            typedef decltype(lanes) V;
-            V param = read<V>(arrays[0] + j), moment = read<V>(arrays[2] + j);
-            V variance = read<V>(arrays[3] + j);
-            by.step(param, read<V>(arrays[1] + j), moment, variance);
-            write(param, arrays[0] + j);
-            write(moment, arrays[2] + j);
-            write(variance, arrays[3] + j);
-        };
-        update<decltype(kind), 4>(dtypes, at, count, random, step);
+    const Adamw<A> by(*reinterpret_cast<const AdamwNumbers<double>*>(numbers));
+    update<A, 4>(dtypes, at, count, random, [=](auto arrays, i64 j, auto lanes) INLINED {
+        typedef decltype(lanes) V;
+        V param = read<V>(arrays[0] + j), moment = read<V>(arrays[2] + j);
+        V variance = read<V>(arrays[3] + j);
+        by.step(param, read<V>(arrays[1] + j), moment, variance);
+        write(param, arrays[0] + j);
+        write(moment, arrays[2] + j);
+        write(variance, arrays[3] + j);
     });
 }
 
-void sgd(
+template <typename A> void sgd_as(
     const Dtype* dtypes, char* const* at, i64 count, const SgdFactors& factors, const Randomness* random
 ) {
-    with_type(dtypes[0], [&](auto kind) INLINED {
-        typedef decltype(kind) T;
-        const Sgd<decltype(widen(kind))> by(
-            factors.lr, factors.scale, factors.momentum, factors.decay, factors.nesterov
-        );
-        const auto plain = [=](auto arrays, i64 j, auto lanes) INLINED {
+    const Sgd<A> by(factors.lr, factors.scale, factors.momentum, factors.decay, factors.nesterov);
+    if (!factors.has_momenta)
+        return update<A, 2>(dtypes, at, count, random, [=](auto arrays, i64 j, auto lanes) INLINED {
             typedef decltype(lanes) V;
             V param = read<V>(arrays[0] + j);
             by.step(param, read<V>(arrays[1] + j));
             write(param, arrays[0] + j);
-        };
-        const auto with_momentum = [=](auto arrays, i64 j, auto lanes) INLINED {
-            typedef decltype(lanes) V;
-            V param = read<V>(arrays[0] + j), momentum = read<V>(arrays[2] + j);
-            by.step(param, read<V>(arrays[1] + j), momentum);
-            write(param, arrays[0] + j);
-            write(momentum, arrays[2] + j);
-        };
-        if (factors.has_momenta) update<T, 3>(dtypes, at, count, random, with_momentum);
-        else update<T, 2>(dtypes, at, count, random, plain);
+        });
+    update<A, 3>(dtypes, at, count, random, [=](auto arrays, i64 j, auto lanes) INLINED {
+        typedef decltype(lanes) V;
+        V param = read<V>(arrays[0] + j), momentum = read<V>(arrays[2] + j);
+        by.step(param, read<V>(arrays[1] + j), momentum);
+        write(param, arrays[0] + j);
+        write(momentum, arrays[2] + j);
     });
+}
+
+void adamw(
+    const Dtype* dtypes, char* const* at, i64 count, const double* numbers, const Randomness* random
+) {
+    (dtypes[0] == F64 ? adamw_as<double> : adamw_as<float>)(dtypes, at, count, numbers, random);
+}
+
+void sgd(
+    const Dtype* dtypes, char* const* at, i64 count, const SgdFactors& by, const Randomness* random
+) {
+    (dtypes[0] == F64 ? sgd_as<double> : sgd_as<float>)(dtypes, at, count, by, random);
 }
 
 #define OF_EACH_DTYPE(function) {function<f16>, function<bf16>, function<float>, function<double>}

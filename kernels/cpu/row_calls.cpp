@@ -193,10 +193,7 @@ private:
         Axes axes = array.rows;
         axes.at[axes.count++] = array.columns.at[0];
         const i64 width = row_ / item_;
-        const auto run = item_ == 2 ? copy_elements<GATHER, 2>
-            : item_ == 4            ? copy_elements<GATHER, 4>
-                                    : copy_elements<GATHER, 8>;
-        run(array.data, axes, begin * width, (end - begin) * width, block);
+        copy_elements<GATHER>(item_, array.data, axes, begin * width, (end - begin) * width, block);
     }
 
     i64 item_, row_, block_;
