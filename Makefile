@@ -221,7 +221,7 @@ sanitize-cpu: $(STAMP) ## the compiled CPU backend under address, behaviour and 
 		tests/values/test_oracle.py
 
 sanitize-cpu-fast: $(STAMP) ## a part of it: layouts, 16-bit numbers, long rows
-	tests/native/sanitize.sh $(BIN)/python $(OF_COMPILED) -m 'not slow' -k 'layouts or 16_bit or as_many or instruction'
+	tests/native/sanitize.sh $(BIN)/python $(OF_COMPILED) -m 'not slow' -k 'layouts or across or otherwise or 16_bit or as_many or instruction'
 
 test-arm: $(STAMP) ## the compiled CPU backend on 64-bit ARM, in an emulated processor (Debian: tests/native/arm.sh says what it needs)
 	tests/native/arm.sh $(BIN)/python $(OF_COMPILED) --numprocesses auto --dist worksteal \
