@@ -21,7 +21,8 @@
 // if LONG is 2, CHUNKS * VEC * x of PARAM_T follow.
 //
 // A thread keeps the sums of its columns in registers for all its rows, and its columns of 1 / scale (INVERSES) and
-// of scale (KEEP_SCALE) if there are enough registers; otherwise it rereads scale from the cache, and divides by it.
+// of scale (KEEP_SCALE) if there are enough registers; otherwise it rereads scale from the cache, and divides by it, or
+// keeps 1 / scale in shared memory (IN_SHARED).
 // LONG rows have too many columns: their sums are in shared memory, and so is scale if LONG is 2. A thread
 // keeps a row in the dtype of memory, which for 16 bits takes half as many registers as w and xhat,
 // and computes those twice.
@@ -69,6 +70,10 @@ constexpr int NUMBERS = (CHUNKS * VEC + ODD) * words<A>();
 constexpr int WITH_INVERSES = RAW_ROW + (PLANES + 1) * NUMBERS + (ADDED ? ROW_OF_DS : 0) + (1 + HAS_BIAS) * PARAMETER;
 constexpr bool INVERSES = FROM_OUTPUT && !LONG && !STRIDED &&
     needed(ALL_CHUNKS) + WITH_INVERSES <= registers(512, 1);
+
+// Otherwise 1 / scale of sixteen columns is in shared memory, 32 KiB of it: registers leave room for one block anyway.
+constexpr bool IN_SHARED = FROM_OUTPUT && !INVERSES && !LONG && !STRIDED && CHUNKS * VEC == 16 && sizeof(A) == 4;
+typedef Pack<A, VEC> Inverses;
 
 // What a row takes (with xhat and a division, if FROM_OUTPUT without INVERSES), and what all rows share.
 constexpr int ROW = FROM_OUTPUT && !INVERSES ? CHUNKS * PACK + NUMBERS + 3 * words<A>() : RAW_ROW;
@@ -174,6 +179,7 @@ struct Columns {
     Raw<PARAM_T, VEC> scale[ALL_CHUNKS];  // if KEEP_SCALE
     Raw<PARAM_T, VEC> bias[ALL_CHUNKS];  // if KEEP_BIAS
     A inverse[INVERSES ? ALL_CHUNKS : 1][VEC];
+    Inverses* shared;  // if IN_SHARED: the thread's, of each chunk THREADS behind the last
 #if LONG
     A* sums;
     // Neighbouring threads use neighbouring words, so there are no bank conflicts.
@@ -192,6 +198,7 @@ struct Columns {
     __device__ __forceinline__ explicit Columns(A*) {}
 #endif
     __device__ __forceinline__ Numbers inverse_at(int c, int k) const {
+        if (IN_SHARED) return numbers_at(shared[c * THREADS].at, k);
         return INVERSES ? numbers_at(inverse[c], k) : Numbers{};
     }
 };
@@ -245,7 +252,7 @@ __device__ __forceinline__ Pair<A> sum_row(
 #pragma unroll
         for (int k = 0; k < VEC; k += ABREAST) {
             if (!has(c, k)) continue;
-            Elements e = elements_at<INVERSES>(in.layout, at.part[c], parameters, here, k, own.inverse_at(c, k));
+            Elements e = elements_at<INVERSES || IN_SHARED>(in.layout, at.part[c], parameters, here, k, own.inverse_at(c, k));
             if (NEVER_EARLY && !inside) e.xhat = each(A{0});
             const int count = has(c, k + ABREAST - 1) ? ABREAST : 1;
             add_to_columns(e, [&](int plane, int i) -> A& { return own.sum(plane, c, k + i); }, count);
@@ -347,6 +354,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) layer_norm_grad(
     scale = of_sample(scale, width);
     const Arrays in = {dy, source, scale, bias, mean, inv_std, ds, layout};
     Columns own(tile);
+    __shared__ Inverses inverses[IN_SHARED ? CHUNKS * THREADS : 1];
+    own.shared = inverses + (IN_SHARED ? threadIdx.y * blockDim.x + threadIdx.x : 0);
 #pragma unroll
     for (int c = 0; c < ALL_CHUNKS; ++c) {
 #if LONG == 2
@@ -356,6 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) layer_norm_grad(
 #endif
         if (KEEP_BIAS) own.bias[c] = fetch_columns(bias, c, width, A{0});
         if (INVERSES) invert(in.layout, scale_of(scale, own, c, width), own.inverse[c]);
+        if (IN_SHARED) invert(in.layout, scale_of(scale, own, c, width), own.shared[c * THREADS].at);
     }
     clear(own);
     A share = {1};
