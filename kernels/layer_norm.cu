@@ -51,10 +51,12 @@ constexpr int SUMMED = CHUNKS ? GROUP : 1;
 // Packs in flight in the loop of y: fewer of a row that is not held, whose scale and bias are loaded with it.
 constexpr int NORMALIZED = CHUNKS ? GROUP : 2;
 
-// A thread reads a row ahead, unless addresses of rows at strides take registers, or more than two packs of a
-// residual do; and it keeps its columns of scale and bias for all rows.
-constexpr bool AHEAD = CHUNKS && !STRIDED && !(ADDED && CHUNKS * words<Raw<DATA_T, VEC>>() > 8);
-constexpr bool KEEP = CHUNKS && !(ADDED && STRIDED) && CHUNKS * words<Raw<PARAM_T, VEC>>() <= 16;
+// A thread reads a row ahead, unless registers are short: at strides, of a residual of doubles. And it keeps its columns
+// of scale and bias for all rows, unless they are many. Beside a residual of 16 bits and a mean there is room for one of
+// both; a row of a cluster, which waits more for instructions, has scale and bias.
+constexpr bool ONE_OF_BOTH = ADDED && CENTRED && sizeof(DATA_T) == 2 && CHUNKS * words<Raw<DATA_T, VEC>>() > 8;
+constexpr bool AHEAD = CHUNKS && !STRIDED && !(ADDED && sizeof(A) == 8 && CHUNKS > 1) && !(ONE_OF_BOTH && CLUSTERED);
+constexpr bool KEEP = CHUNKS && !(ADDED && STRIDED) && !(ONE_OF_BOTH && AHEAD) && CHUNKS * words<Raw<PARAM_T, VEC>>() <= 16;
 
 // The number of blocks that share a row; the slots of one sum, and the sum over the threads of a row.
 #if CLUSTERED
