@@ -91,11 +91,16 @@ constexpr int BLOCKS = THREE_BLOCKS ? 3 : TWO_BLOCKS ? 2 : 1;
 // Other rows wait for instructions, and not for memory.
 constexpr bool WAITS_FOR_MEMORY = !LONG && !STRIDED && !ODD && VEC > 1;
 
-// Further values in registers. ds as doubles, or ds and scale of two packs, spill for sm_120; a long bias as doubles at
-// strides, for sm_70.
+// Beside ds numbers that are computed with as memory has them, one by one, need fewer registers; before 7.5 all more.
+constexpr int LESS = !ADDED ? 0 : CAPABILITY < 750 ? -16 : sizeof(DATA_T) == 4 && !STRIDED && !TWO_AT_ONCE ? 12 : 0;
+
+// More beside a row that is read ahead: of two sums with an offset at once, or 1 / scale beside ds.
+constexpr int MORE = FURTHER && SINCE_10 ? 16 : ADDED && INVERSES && CAPABILITY > 800 && CAPABILITY < 900 ? 12 : 0;
+
+// Further values in registers. ds as doubles spills for sm_120, and a long bias as doubles at strides for sm_70.
 struct Kept { bool ds, scale, next, bias, xhat; };
 constexpr Kept kept() {
-    Room room = {registers(THREE_BLOCKS ? THREADS : 512, BLOCKS) - TAKEN - (ADDED && BEFORE_8 ? 8 : 0)};
+    Room room = {registers(THREE_BLOCKS ? THREADS : 512, BLOCKS) - TAKEN + LESS};
     Kept found = {};
     // With INVERSES a bias is kept for all rows beside scale, or is done with before dx is computed, from xhat. Of 16 bits
     // ptxas keeps some of the widened numbers too.
@@ -105,14 +110,11 @@ constexpr Kept kept() {
     if (INVERSES && found.xhat) room.left -= NUMBERS - CHUNKS * PACK;
     found.bias = HAS_BIAS && (!found.xhat || (LONG && !(STRIDED && sizeof(A) == 8)) || PARAMETER <= room.left);
     found.ds = ADDED && (BLOCKS == 1 || !STRIDED) && sizeof(A) == 4 && room.keeps(ROW_OF_DS);
-    const int next = ROW + (found.ds ? ROW_OF_DS : 0) + CHUNKS;
-    // Beside ds before scale, which the cache has; then ptxas takes more registers, and many if scale is wider.
-    if (ADDED) found.next = WAITS_FOR_MEMORY && PARAMETER <= CHUNKS * PACK && room.keeps(next + 4);
-    found.scale = LONG < 2 && !(ADDED && (STRIDED || LONG || found.next)) && room.keeps(PARAMETER);
-    if (!ADDED) found.next = WAITS_FOR_MEMORY && room.keeps(next + (FURTHER && SINCE_10 ? 16 : 0));
+    found.scale = LONG < 2 && !(ADDED && (STRIDED || LONG)) && room.keeps(PARAMETER);
+    found.next = WAITS_FOR_MEMORY && room.keeps(ROW + CHUNKS + MORE);
     return found;
 }
-constexpr bool DS_WITH_ROW = kept().ds;
+constexpr bool DS_EARLY = kept().ds, DS_WITH_ROW = DS_EARLY && !kept().next;
 constexpr bool KEEP_SCALE = kept().scale;
 constexpr bool AHEAD = kept().next;
 constexpr bool KEEP_XHAT = kept().xhat;
@@ -131,7 +133,7 @@ constexpr bool NEVER_EARLY =
 struct Row {
     Part part[ALL_CHUNKS];
     Part behind[CHUNKS];  // if ACROSS: packs of memory, behind those
-    Raw<DATA_T, VEC> ds[ALL_CHUNKS];  // if DS_WITH_ROW
+    Raw<DATA_T, VEC> ds[ALL_CHUNKS];  // if DS_EARLY
     RawStatistics of;
 #if FROM_OUTPUT
     Numbers xhat[KEEP_XHAT ? CHUNKS : 1][VEC];  // kept by `sum_row`, in place of the source: a division takes long
@@ -172,6 +174,14 @@ __device__ __forceinline__ void fetch_row(const Arrays& in, i64 row, i64 rows, i
         to.behind[c].source = fetch_data(inside && lead, source + offset + VEC);
     }
     if (!STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);
+}
+
+// Issues the loads of a row's ds: it is needed last, so a row that was read ahead has it from its own turn on.
+__device__ __forceinline__ void fetch_ds(const Arrays& in, i64 row, i64 rows, int width, Row& to) {
+    const DATA_T* ds = in.ds + start_of(in.layout, DS, place_of(in.layout, row), width) + column_of(0, width);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+        to.ds[c] = fetch_data(row < rows && is_inside(c, width), ds + chunk_offset(c, width));
 }
 
 // Registers of a thread for all its rows: its columns of scale, its inverse and bias, and their sums.
@@ -277,12 +287,7 @@ __device__ __forceinline__ void write_row(
         if (!is_inside(c, width)) continue;
         Parameters parameters = {scale_of(in.scale, own, c, width), {}};
         if (HAS_BIAS && !KEEP_XHAT) parameters.bias = bias_of(in.bias, own, c, width);
-        Raw<DATA_T, VEC> further = {};
-        if (DS_WITH_ROW) {
-            further = at.ds[c];
-        } else if (ADDED) {
-            further = fetch_chunk(c, true, ds + chunk_offset(c, width));
-        }
+        const Raw<DATA_T, VEC> further = DS_EARLY ? at.ds[c] : fetch_chunk(c, ADDED, ds + chunk_offset(c, width));
         A out[VEC];
 #pragma unroll
         for (int k = 0; k < VEC; k += ABREAST) {
@@ -381,6 +386,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) layer_norm_grad(
         Row at;
         if (AHEAD) at = next;
         fetch_row(in, AHEAD ? row + step : row, end, width, AHEAD ? next : at);
+        if (DS_EARLY && AHEAD) fetch_ds(in, row, end, width, at);
         const Statistics of = widen(at.of);
         const u32 lead = lead_of(row, width);
         if (ACROSS) move_own(at, lead);

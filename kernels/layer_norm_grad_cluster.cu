@@ -28,6 +28,7 @@ constexpr bool KEEP_XHAT = FROM_OUTPUT && (STRIDED || CENTRED);
 // A thread's part of a row, as memory has it.
 struct Row {
     Part part[CHUNKS];
+    Raw<DATA_T, VEC> ds[CHUNKS];  // if DS_EARLY
     RawStatistics of;
 #if FROM_OUTPUT
     Numbers xhat[KEEP_XHAT ? CHUNKS : 1][VEC];  // kept by `sum_row`
@@ -69,6 +70,14 @@ __device__ __forceinline__ Row fetch_row(const Arrays& in, bool exists, i64 row,
     return to;
 }
 
+// Issues the loads of ds of a row, which exists: if there are registers at its own turn, as it is needed last.
+constexpr bool DS_EARLY = ADDED && !STRIDED && sizeof(A) == 4 && !(TWO_AT_ONCE && CENTRED && sizeof(DATA_T) == 4);
+__device__ __forceinline__ void fetch_ds(const Arrays& in, i64 row, int width, Row& to) {
+    const DATA_T* ds = in.ds + start_of(in.layout, DS, place_of(in.layout, row), width);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) to.ds[c] = fetch_data(column_of(c) < width, ds + column_of(c));
+}
+
 // Adds to the column sums; returns the thread's row sums.
 __device__ __forceinline__ Pair<A> sum_row(
     const Arrays& in, const Statistics& of, int width, Columns& own, Row& at
@@ -105,10 +114,9 @@ __device__ __forceinline__ void write_row(
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         if (column_of(c) >= width) continue;
-        Raw<DATA_T, VEC> further = {};
-        if (ADDED) further = fetch_data(true, ds + column_of(c));
         Parameters parameters = {own.scale[c], {}};
         if (HAS_BIAS && !KEEP_XHAT) parameters.bias = fetch_columns(in.bias, c, width, A{0});
+        const Raw<DATA_T, VEC> further = DS_EARLY ? at.ds[c] : fetch_data(ADDED, ds + column_of(c));
         A out[VEC];
 #pragma unroll
         for (int k = 0; k < VEC; k += ABREAST) {
@@ -149,6 +157,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(CLUSTER_T
     for (int turn = 0; row < end; row += step, ++turn) {
         Row at = AHEAD ? next : fetch_row(in, true, row, width);
         if (AHEAD) next = fetch_row(in, row + step < end, row + step, width);
+        if (DS_EARLY) fetch_ds(in, row, width, at);
         const Statistics of = widen(at.of);
         const Pair<A> sums = sum_row(in, of, width, own, at);
         if (MAY_LACK_DX && !dx) continue;

@@ -18,24 +18,19 @@
 // That a block's threads have each, if so many blocks are resident.
 constexpr int registers(int threads, int blocks) { return 65536 / (threads * blocks) & -8; }
 
-// From compute capability 10.0 on, ptxas makes more use of registers.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr bool SINCE_10 = true;
+// The compute capability: from 10.0 on ptxas makes more use of registers, and before 8.0 less.
+#ifdef __CUDA_ARCH__
+constexpr int CAPABILITY = __CUDA_ARCH__;
 #else
-constexpr bool SINCE_10 = false;
+constexpr int CAPABILITY = 900;
 #endif
-
-// Before 8.0 it makes less.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-constexpr bool BEFORE_8 = true;
-#else
-constexpr bool BEFORE_8 = false;
-#endif
+constexpr bool SINCE_10 = CAPABILITY >= 1000, BEFORE_8 = CAPABILITY < 800;
 
 // That a thread needs besides what it keeps, for so many packs: more for addresses at strides, of single elements if
-// rows are odd, for two sums with an offset at once, and for what lies in two packs of memory.
+// rows are odd, for sums of 16 bits with an offset, and for what lies in two packs of memory.
 constexpr int needed(int packs) {
-    return 27 + 4 * packs + (STRIDED ? 14 : FURTHER && SINCE_10 ? 8 : 0) + (ODD ? STRIDED && SINCE_10 ? 24 : 4 : 0);
+    const bool offset = FURTHER && SINCE_10 && sizeof(DATA_T) == 2;
+    return 27 + 4 * packs + (STRIDED ? 14 : offset ? 8 : 0) + (ODD ? STRIDED && SINCE_10 ? 24 : 4 : 0);
 }
 
 // The registers that are left.

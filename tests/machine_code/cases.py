@@ -131,7 +131,9 @@ def _is_chosen(file: str, macros: Macros) -> bool:
     plain = is_layer_norm and not macros.get("LAST", 0)
     if macros.get("THREADS", 512) != 512 and (not plain or types[0] not in _COMMON):
         return False  # the loops of more threads, with more registers
-    if macros.get("STRIDED") or macros.get("FURTHER"):  # the loops of plain rows
+    if macros.get("FURTHER"):
+        return types in _TYPES and types[0] in _COMMON and not macros.get("FROM_OUTPUT")
+    if macros.get("STRIDED"):  # the loops of plain rows
         added = bool(macros.get("ADDED"))
         in_pieces = macros.get("PIECE", macros["VEC"]) != macros["VEC"]
         return (

@@ -69,20 +69,24 @@ class Arrays:
     def __init__(self, backend: CudaBackend, shape: Shape, dtype: str) -> None:
         self._backend = backend
         self._random = np.random.default_rng(5)
-        self._shape = shape
+        self.shape = shape
         self._dtype = dtype
 
     def data(self) -> Any:
         """The operation's data, normally distributed."""
-        return self._placed(self._random.standard_normal(self._shape), self._dtype)
+        return self._placed(self._random.standard_normal(self.shape), self._dtype)
+
+    def positive(self, shape: Shape, dtype: str | None = None) -> Any:
+        """Numbers between 1 and 2, which may be divisors."""
+        return self._placed(1 + self._random.random(shape), dtype or self._dtype)
 
     def along(self, axis: int) -> Any:
-        """Parameters for the elements of an axis, between 1 and 2: they may be divisors."""
-        return self._placed(1 + self._random.random(self._shape[axis]), self._dtype)
+        """Parameters for the elements of an axis."""
+        return self.positive((self.shape[axis],))
 
     def statistic(self, axis: int) -> Any:
         """The same in float32."""
-        return self._placed(1 + self._random.random(self._shape[axis]), "float32")
+        return self.positive((self.shape[axis],), "float32")
 
     def number(self) -> Any:
         """A float64 number, to be written."""
@@ -184,24 +188,35 @@ def _units(axis: int, arrays: Arrays) -> Any:
     return gradkit.clip_grad_block_norm([arrays.data()], 0.5, axis=axis)
 
 
+_FURTHER: dict[str, dict[str, Any]] = {"ds": {"ds": True}, "an offset": {"scale_offset": 0.5}}
+_SAMPLES = (4, 16, 1024)
 _ROWS, _LONG, _WIDE, _WIDEST = (64, 1024), (4, 16384), (4, 32768), (2, 65600)
 
 
 def _rows() -> Iterator[Operation]:
     for each in of("rows"):
-        if "residual" not in each.arrays:
-            yield Operation(each.name, _ROWS, partial(_row_norm, each.name))
+        yield Operation(each.name, _ROWS, partial(_row_norm, each.name))
+    for name in ("layer_norm_grad", "rms_norm_grad"):
+        for title, options in _FURTHER.items():
+            yield Operation(f"{name} with {title}", _ROWS, partial(_row_norm, name, **options))
+        yield Operation(f"{name} with a scale per sample", _SAMPLES, partial(_row_norm, name))
     for shape, rows in {_LONG: "long", _WIDE: "wide", _WIDEST: "the widest"}.items():
         name = "layer_norm_grad"
         yield Operation(f"{name} of {rows} rows", shape, partial(_row_norm, name))
 
 
-def _row_norm(name: str, a: Arrays) -> Any:
-    """Call a norm on arrays that are right for its arguments."""
-    make: dict[str, Callable[[], Any]]
-    make = {"data": a.data, "parameter": partial(a.along, 1), "statistic": partial(a.statistic, 0)}
+def _row_norm(name: str, a: Arrays, *, ds: bool = False, **options: Any) -> Any:
+    """Call a norm on arrays that are right for its arguments; of three dimensions, per sample."""
+    *samples, rows, width = a.shape
+    parameter, statistic = (*samples, 1, width) if samples else (width,), (*samples, rows)
+    make: dict[str, Callable[[], Any]] = {
+        "data": a.data,
+        "parameter": lambda: a.positive(parameter),
+        "statistic": lambda: a.positive(statistic, "float32"),
+    }
     norm = OPERATIONS[name]
-    return norm.function(*(make[str(norm.kind(label).shape)]() for label in norm.arrays))
+    arrays = [make[str(norm.kind(label).shape)]() for label in norm.arrays]
+    return norm.function(*arrays, **options, **({"ds": a.data()} if ds else {}))
 
 
 _IMAGES = {1: (16, 16, 64, 64), 3: (16, 64, 64, 64)}  # by the axis of the channels
