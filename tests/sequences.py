@@ -7,7 +7,7 @@ one, which gives the bits, or the error, of the same call where nothing came bef
 import math
 from collections import Counter
 from contextlib import contextmanager
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -343,15 +343,15 @@ def check_calls_in_a_row(backend, family):
     """Draw calls of all operations of a family."""
     names = tuple(each.name for each in of(family))
     kind = type("Calls", (Sequences,), {"backend": backend, "operations": names})
-    most = max(settings().max_examples, 3 * len(names))
+    most = max(settings().max_examples, 2 * len(names))
     run_state_machine_as_test(kind, settings=settings(max_examples=most, stateful_step_count=16))
 
 
-def check_each_value_after_each_other(backend, name, reference=None):
+def check_each_value_after_each_other(backend, name, reference=None, every=True):
     """Of each property of an operation's call, with all else as it is.
 
-    Of its variants each value comes between two of the first. ``reference``: a backend whose
-    results have the same bits.
+    Of its variants, and of long rows of values, each comes between two of the first and beside its
+    neighbours; ``every``: all pairs. ``reference``: a backend whose results have the same bits.
     """
     arrays = {}
     for variant in ("", *OPERATIONS[name].variants):
@@ -368,8 +368,10 @@ def check_each_value_after_each_other(backend, name, reference=None):
                     alike, theirs = map(_bits, found)
                     assert alike == theirs or _is_numpys(call, key), (call, *found)
             dispatch._plans.clear()
-            pairs = combinations(range(len(calls)), 2)
-            for first, second in pairs if not variant else ((0, k) for k in range(1, len(calls))):
+            pairs = [*combinations(range(len(calls)), 2)]
+            if variant or (len(calls) > 5 and not every):
+                pairs = [(0, k) for k in range(1, len(calls))] + [*pairwise(range(len(calls)))]
+            for first, second in pairs:
                 for k in (first, second):
                     assert calls[k].on(backend, arrays) == expected[k], (calls[k], calls[first])
 
