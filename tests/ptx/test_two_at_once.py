@@ -27,6 +27,7 @@ CASES = (
 )
 
 
+@pytest.mark.ptx
 @pytest.mark.parametrize("file", FILES)
 def test_which_gpus_have_such_instructions(file):
     for architecture, expected in ((90, False), (100, True), (120, False)):
