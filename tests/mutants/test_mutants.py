@@ -126,6 +126,7 @@ def test_tests_are_chosen_by_the_statement_that_they_run():
         assert [t.name for t in Covered(rows).of(native)] == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("planted", "test", "status"),
     [
@@ -167,6 +168,7 @@ def test_compiled_code_is_built_with_its_fault(tmp_path, monkeypatch):
         assert runner.run(mutant, [Timed(f"{case}::test_it", 0.0)], 10).status == status
 
 
+@pytest.mark.slow
 def test_a_killer_that_fails_by_itself_does_not_count(tmp_path):
     (tmp_path / "test_case.py").write_text("def test_bad(): assert False\ndef test_good(): pass\n")
     results = [
@@ -176,6 +178,7 @@ def test_a_killer_that_fails_by_itself_does_not_count(tmp_path):
     assert {name.rpartition("::")[2] for name in runner.unfounded(results)} == {"test_bad"}
 
 
+@pytest.mark.slow
 def test_a_recording_has_the_statements_of_each_test(tmp_path):
     folder, test = tmp_path / "recorded", "tests/values/test_gradients.py"
     assert runner.pytest([test], ("--covered", str(folder)), {}, 300)[0] == 0

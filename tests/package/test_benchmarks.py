@@ -106,6 +106,7 @@ def test_families_share_the_budget_by_their_cases_and_leave_the_next_the_rest(
 
 
 @pytest.mark.emulated
+@pytest.mark.slow
 def test_a_wrong_result_is_not_timed_and_fails_the_run(monkeypatch, tmp_path):
     right = rows.TABLES["rms_norm_grad"]["gradkit"]
 

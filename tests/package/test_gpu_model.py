@@ -197,6 +197,7 @@ def test_arrays_are_never_touched():
     assert device.launches[0].threads == 2 * 3 * 32 * 4
 
 
+@pytest.mark.slow
 def test_every_card_is_predicted():
     text = model.every_prediction(TABLES)
     rows = re.findall(
