@@ -1,12 +1,19 @@
 """Every function on arrays of every framework: NumPy's results, in the caller's own type."""
 
+from contextlib import nullcontext, suppress
+
 import numpy as np
 import pytest
 
 import gradkit
 from gradkit._arrays import framework_of
+from gradkit._open import dispatch
+from testbed.emulator import EmulatedDevice
 from tests.backends import Backend, CompiledCpu
+from tests.bad_input.arguments import Factory, NoSuchArrayError, good
+from tests.bad_input.test_bad_input import HERE, REFUSED
 from tests.interop.libraries import LIBRARIES, framework
+from tests.interop.test_cuda_tensors import cuda_tensors_on
 from tests.operations import LISTS, OPERATIONS, leaves, leaving_nothing, on
 from tests.sequences import (
     CONTAINERS,
@@ -84,6 +91,9 @@ def check(lib, operation, lists, contain=list, *, out=False):
                     np.testing.assert_array_equal(lib.read(got), ref.astype(lib.dtype(got)))
 
 
+ON_DEVICES = [title for title in REFUSED if title.startswith("clipping and norms")]
+
+
 class Tensors(Backend):
     """PyTorch's tensors in the place of a backend's arrays."""
 
@@ -107,9 +117,12 @@ class Tensors(Backend):
     def memory(self, array):
         return super().memory(self._seen(array))
 
+    def stretched(self, array, shape, strides):
+        return array.as_strided(shape, [step // array.itemsize for step in strides])
+
     def _seen(self, array):
-        view = framework_of(array).view
-        return array.numpy() if str(array.dtype) == "torch.bool" else view(array, write=False)
+        halves = str(array.dtype) == "torch.bfloat16"
+        return framework_of(array).view(array, write=False) if halves else np.asarray(array)
 
 
 @pytest.mark.parametrize("family", sorted({each.family for each in OPERATIONS.values()}))
@@ -120,7 +133,38 @@ def test_calls_say_nothing_of_the_next(family):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_value_of_a_property_after_each_other(name):
     """With NumPy's bits."""
-    check_each_value_after_each_other(Tensors(), name, CompiledCpu())
+    check_each_value_after_each_other(Tensors(), name, CompiledCpu(), every=False)
+
+
+@pytest.mark.parametrize(
+    ("title", "on_host"),
+    [(title, on) for title in REFUSED for on in (True, False) if on or title in ON_DEVICES],
+)
+def test_what_is_refused(title, on_host):
+    """Of tensors, on a device lists of them: by the first call of a kind, and by one that is known.
+
+    Of very many cells of a row some.
+    """
+    tensors = Tensors()
+    made = [cell for cell in HERE[title] if can_be_made(cell, tensors)]
+    assert len(made) > len(HERE[title]) / 3 or title.endswith("read-only")
+    made = made[:: 1 + len(made) // 400]
+    known = [n for n, each in OPERATIONS.items() if on_host or each.family == "lists"]
+    with nullcontext() if on_host else cuda_tensors_on(EmulatedDevice(multiprocessors=1)):
+        dispatch._plans.clear()
+        for _ in range(2):
+            for cell in made:
+                cell.check(tensors)
+            for name in {cell.call.function for cell in made} & {*known}:
+                for _ in range(2):
+                    OPERATIONS[name](**good(name, Factory(tensors)))
+
+
+def can_be_made(cell, backend):
+    """False of arrays of which the library has none, such as read-only or of negative strides."""
+    with suppress(NoSuchArrayError, TypeError, ValueError):
+        return bool(cell.call.arguments(Factory(backend)))
+    return False
 
 
 def versions(written):

@@ -86,7 +86,7 @@ def test_norms_of_many_small_tensors(backend, name, size):
 
 
 @pytest.mark.guarantee("Accurate norms")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("size", [1023, 1024, 1025, 4097, 16384, 16385, 131071, 131072, 131073])
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_squares_in_a_long_list_are_scaled_in_time(backend, power):
 
 
 @pytest.mark.guarantee("NaN stays NaN")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("order", [1, 2, 3, 0.5, INF])
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
@@ -736,22 +736,6 @@ class TestAKnownNorm:
             np.testing.assert_array_equal(clipped(norm, "zero"), [0.0, 0.0])
             with pytest.raises(gradkit.NonFiniteNormError, match="every gradient here is"):
                 clipped(norm, "raise")
-
-    def test_what_it_refuses(self, backend):
-        grad = backend.asarray(np.array([3.0, -2.0]))
-        before = backend.memory(grad)
-        for norm, error, message in (
-            (-1.0, ValueError, "norm must be at least 0, not -1.0"),
-            ("4", TypeError, "norm must be a real number, not str"),
-            (backend.asarray(np.ones(2)), ValueError, r"norm has shape \(2,\)"),
-        ):
-            with pytest.raises(error, match=message):
-                gradkit.clip_grads_with_norm([grad], norm, max_norm=1.0)
-        with pytest.raises(ValueError, match="max_norm must be at least 0"):
-            gradkit.clip_grads_with_norm([grad], 4.0, max_norm=-1.0)
-        with pytest.raises(ValueError, match="share memory"):
-            gradkit.clip_grads_with_norm([grad, grad], 4.0, max_norm=1.0)
-        assert backend.memory(grad) == before
 
 
 @pytest.mark.parametrize("magnitude", [3.3e-157, 3.3e-161, 3.3e157])
