@@ -33,7 +33,7 @@ IN_ANY_LAYOUT = [
 
 
 @pytest.mark.guarantee("Strided rows")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize(("name", "variant"), IN_ANY_LAYOUT)
 def test_no_layout_changes_a_bit(backend, name, variant, layout):
@@ -77,7 +77,7 @@ OVER = [
 
 
 @pytest.mark.guarantee("Aliasing")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @LONG
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize(("name", "places"), OVER)

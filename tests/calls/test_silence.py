@@ -40,10 +40,10 @@ def hostile(kind):
 
 @pytest.mark.parametrize("types", [FLOAT64, FLOAT16], ids=["float64", "float16"])
 @pytest.mark.parametrize("kind", VALUES)
-@pytest.mark.parametrize("title", calls(hostile("huge")))
-def test_the_reference_is_silent(title, kind, types):
+def test_the_reference_is_silent(kind, types):
     with gradkit.use_cpu_backend("numpy"), np.errstate(all="raise"):
-        calls(hostile(kind), types=types)[title]()
+        for call in calls(hostile(kind), types=types).values():
+            call()
 
 
 @pytest.mark.parametrize("norm_type", [1, 2, 3.5, np.inf])

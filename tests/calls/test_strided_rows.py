@@ -108,7 +108,7 @@ WIDEST = zip(SOME_TYPES, (16384, 6144, 16384, 16384), strict=True)
 LONG = [*WIDEST, (SOME_TYPES[0], 14336)]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", GRADIENTS)
 @pytest.mark.parametrize(("types", "width"), LONG, ids=str)
 def test_long_rows_have_the_bits_of_a_copy(backend, name, types, width):

@@ -179,12 +179,14 @@ def check_everywhere(work, counts=(1, 2, 4)):
         assert_all_same_bits(work(), expected)
 
 
+@pytest.mark.sampled(3)
 @TYPES
 @pytest.mark.parametrize("shape", [(700, 130), (5, 4099), (40, 7), (3, LONG)], ids=str)
 def test_neither_threads_nor_the_instruction_set_change_a_bit(types, shape):
     check_everywhere(partial(results, types, shape), counts=(2, 3, 4))
 
 
+@pytest.mark.sampled(3)
 @TYPES
 @pytest.mark.parametrize(
     "shape", [(64, 3, 1030), (3, 20, 4099), (2, 400, 130), (2, 3, LONG)], ids=str
@@ -460,7 +462,7 @@ def channel_results(types, shape, lay=LAYOUTS["C"]):
     return [*found, y, *known, *gradkit.group_norm_grad(dy, x, p.scale, *known)]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @CHANNEL_TYPES
 @pytest.mark.parametrize("shape", IMAGES.values(), ids=IMAGES)
 @pytest.mark.parametrize("layout", ["C", "rolled"])
@@ -468,7 +470,7 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit_of_channels(types,
     check_everywhere(partial(channel_results, types, shape, LAYOUTS[layout]))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @CHANNEL_TYPES
 @pytest.mark.parametrize("shape", IMAGES.values(), ids=IMAGES)
 def test_norms_over_channels_are_those_of_numpy(types, shape):
@@ -623,6 +625,7 @@ def rows_for_all(shape, dtype):
     return {"x": x, "dy": x[::-1].copy(), "mean": mean, "inv_std": inv_std} | of_columns
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", OF_ROWS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
@@ -677,6 +680,7 @@ def test_equal_terms_of_long_lines_round_alike():
     assert (np.abs(dbias - exact) <= 8 * unit(dy.dtype) * exact).all()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("types", [BATCH_TYPES[k] for k in (0, 1, 3)], ids="-".join)
 @pytest.mark.parametrize("shape", IMAGES.values(), ids=IMAGES)
 @pytest.mark.parametrize("layout", ["C", "rolled"])
@@ -833,6 +837,7 @@ LONG_CALLS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("before", "call"), LONG_CALLS.values(), ids=LONG_CALLS)
 def test_an_interrupt_ends_a_long_call(before, call):
     done = in_a_process(INTERRUPTED.replace("CALL", call).replace("BEFORE", before))

@@ -54,6 +54,7 @@ def test_row_variants(shape, types):
     _check_row_variants(device(), shape, types, gap=1 + 15 * (sum(shape) % 2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules_give_the_same_bits(schedule):
     p, two_clusters = make((3, 8200), LAYER_TYPES[5]), {"multiprocessors": 2 * BLOCKS}
@@ -119,7 +120,7 @@ def test_dx_may_be_dy():
     assert_all_same_bits(outs, expected)
 
 
-@pytest.mark.parametrize("width", [12288, 20000, 65536])
+@pytest.mark.parametrize("width", [12288, pytest.param(20000, marks=pytest.mark.slow), 65536])
 def test_wide_rows_are_read_once(width):
     """And a cluster writes one row of partial sums, for all the rows that it has."""
     on, p = device(multiprocessors=3), make((5, width), LAYER_TYPES[5])

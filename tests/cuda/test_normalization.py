@@ -376,7 +376,7 @@ def test_row_norms(shape, types):
 VARIANTS = [*itertools.product(SHAPES, LAYER_TYPES)][4::5]
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(19)
 @pytest.mark.parametrize(("shape", "types"), VARIANTS, ids=str)
 def test_row_variants(shape, types):
     device, single = Emulated(multiprocessors=1 + shape[0] % 3), sum(shape) % 2

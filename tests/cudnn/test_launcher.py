@@ -35,7 +35,7 @@ def compute(cudnn, device, case):
     getattr(launcher, case.operation)(cudnn, device, case.call())
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("kind", [Case, ForwardCase, InferenceCase])

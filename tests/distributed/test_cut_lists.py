@@ -116,7 +116,7 @@ def test_norm(place, contents, order):
 @pytest.mark.parametrize("power", [-560, -300, 600])
 def test_bits_do_not_depend_on_the_number_of_parts(place, order, size, power):
     """A rank's own sums are exact here: those of small integers are, of any magnitude."""
-    for seed in range(4):
+    for seed in range(2):
         rows = np.random.default_rng(seed).integers(-1000, 1000, (12, 100)) * 2.0**power
         alone = gradkit.grad_norm(list(rows), order)
 

@@ -146,7 +146,7 @@ def test_what_a_channel_holds_stays_out_of_its_neighbours(backend, norm, value, 
 )
 def test_a_constant_gradient(backend, norm, types, shape, last):
     """The gradient of a sum: equal terms round the same way every time."""
-    for seed in range(3):
+    for seed in range(2):
         p = norm.make(shape, types, seed=seed)
         p = channels_last(p) if last else p
         p.dy = np.broadcast_to(p.dy.reshape(-1)[:1], p.x.shape)

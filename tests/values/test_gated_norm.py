@@ -163,7 +163,7 @@ def test_any_problem(backend, data):
     ).check(backend)
 
 
-@pytest.mark.sampled(19)
+@pytest.mark.sampled(37)
 @pytest.mark.parametrize(("shape", "types"), every_other(SHAPES, LAYER_TYPES), ids=str)
 @BEFORE
 @ACTIVATIONS
@@ -302,6 +302,7 @@ def halves(room):
     return room[..., :width], room[..., width:]
 
 
+@pytest.mark.sampled(5)
 @BEFORE
 @pytest.mark.parametrize("types", [LAYER_TYPES[k] for k in (0, 1, 6)], ids="-".join)
 @pytest.mark.parametrize("width", [5, 64, 8200])
