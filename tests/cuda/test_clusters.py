@@ -49,7 +49,7 @@ def test_row_norms(shape, types):
 
 
 @pytest.mark.sampled(24)
-@pytest.mark.parametrize(("shape", "types"), CASES, ids=str)
+@pytest.mark.parametrize(("shape", "types"), [c for c in CASES if c[0][1] < 1 << 16], ids=str)
 def test_row_variants(shape, types):
     _check_row_variants(device(), shape, types, gap=1 + 15 * (sum(shape) % 2))
 

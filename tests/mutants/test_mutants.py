@@ -159,11 +159,7 @@ def test_compiled_code_is_built_with_its_fault(tmp_path, monkeypatch):
     text = (ROOT / file).read_text()
     start = text.index("return v * factor;")
     monkeypatch.setattr(runner, "OUT", tmp_path)
-    for new, status in {
-        "v + factor": "killed",
-        "factor * v": "survived",
-        "v *": "no mutant",
-    }.items():
+    for new, status in {"v + factor": "killed", "v *": "no mutant"}.items():
         [mutant] = in_order(file, text, [Place("r", start, start + 17, f"return {new}")])
         assert runner.run(mutant, [Timed(f"{case}::test_it", 0.0)], 10).status == status
 

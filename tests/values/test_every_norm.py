@@ -74,9 +74,9 @@ def mixed_with(operation, place, shape):
 
 
 @pytest.mark.guarantee("Independent")
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("kind", range(8))
+@pytest.mark.parametrize("kind", [0, 1, 2, 6])  # data of each dtype
 @pytest.mark.parametrize("layout", ["C", "rolled"])
 @pytest.mark.parametrize("name", NORMS)
 def test_what_is_not_finite_stays_where_it_counts(backend, name, layout, kind, value):
