@@ -103,7 +103,7 @@ def check_interrupts(function, arguments_of, backend, first=False, every=1):
     """Interrupt a call at each line in turn; before one of them it had written. How many there are.
 
     ``first``: each is the first of its kind; otherwise none is, since that takes more lines.
-    ``every``: 3 for each third line, which what is written in parts takes more than one of.
+    ``every``: 3 for each third line; what is written in parts takes many.
     """
 
     def make_arguments():
@@ -148,8 +148,9 @@ def check_interrupts(function, arguments_of, backend, first=False, every=1):
 )
 @pytest.mark.usefixtures("alike")
 def test_an_interrupted_call_has_written_all_or_nothing(backend, function):
-    """Ctrl-C at every line, between the norm and the scaling among them."""
-    assert check_interrupts(function, partial(good, function), backend) > 20
+    """Ctrl-C at every line, or every other; between the norm and the scaling among them."""
+    every = 1 if backend.on_host else 2
+    assert check_interrupts(function, partial(good, function), backend, every=every) > 20
 
 
 @pytest.mark.guarantee("Ctrl-C")
@@ -193,7 +194,7 @@ RARE = {
 @pytest.mark.parametrize("which", RARE)
 @pytest.mark.usefixtures("alike")
 def test_rare_writes_are_interrupted_before_all_or_after(backend, which):
-    check_interrupts(*RARE[which], backend, every=1 if backend.on_host else 3)
+    check_interrupts(*RARE[which], backend, every=1 if backend.on_host else 5)
 
 
 def large(function, a):

@@ -13,6 +13,7 @@ def test_calls_say_nothing_of_the_next(backend, family):
 
 
 @pytest.mark.parametrize("backend", [BACKENDS[1]], ids=["compiled"], indirect=True)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_value_of_a_property_after_each_other(backend, name, every):

@@ -470,7 +470,7 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit_of_channels(types,
     check_everywhere(partial(channel_results, types, shape, LAYOUTS[layout]))
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(19)
 @CHANNEL_TYPES
 @pytest.mark.parametrize("shape", IMAGES.values(), ids=IMAGES)
 def test_norms_over_channels_are_those_of_numpy(types, shape):

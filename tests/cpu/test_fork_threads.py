@@ -218,6 +218,7 @@ print("done", flush=True)
 
 
 @pytest.mark.guarantee("no more threads, or interpreter exit")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["lists", "written lists", "exact sums", "rows", "channels"])
 def test_a_daemon_thread_in_a_call_when_the_interpreter_ends(kind):
     """Python before 3.14 unwinds a thread that asks for the GIL then, which aborted."""

@@ -226,7 +226,7 @@ def test_an_operation_by_itself(make, name, dtypes):
     assert make.device.compiled == warmed
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.slow
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("gpu", "dtypes"),
