@@ -82,13 +82,19 @@ template <typename V> struct Computed<bf16, V> {
 
 // Writes value(j, V) to as many elements of a run from j on as a vector V has. Vectors begin where a
 // line does.
-template <typename T, typename F> INLINE void map_vectors(Element<T>* to, i64 count, F value) {
+template <typename T, typename F> INLINE void map_vectors(
+    const Element<T>* from, Element<T>* to, i64 count, F value
+) {
     typedef decltype(widen(T{})) A;
     typedef typename Computed<T>::type V;
     const i64 before = before_line(to);
     i64 j = 0;
     for (; j < before && j < count; ++j) write(value(j, A{}), to + j);
-    for (; j + LENGTH<V> <= count; j += LENGTH<V>) write(value(j, V{}), to + j);
+    for (; j + LENGTH<V> <= count; j += LENGTH<V>) {
+        fetch_ahead(from + j, LENGTH<V>);
+        fetch_ahead(to + j, LENGTH<V>);
+        write(value(j, V{}), to + j);
+    }
     for (; j < count; ++j) write(value(j, A{}), to + j);
 }
 
@@ -358,7 +364,7 @@ template <typename T> void add(const void* from, void* to, i64 count, double fac
     const auto by = static_cast<decltype(widen(T{}))>(factor);
     const Element<T>* const x = static_cast<const Element<T>*>(from);
     Element<T>* const y = static_cast<Element<T>*>(to);
-    map_vectors(y, count, [=](i64 j, auto kind) INLINED {
+    map_vectors(x, y, count, [=](i64 j, auto kind) INLINED {
         typedef decltype(kind) V;
         return read<V>(y + j) + read<V>(x + j) * by;
     });
@@ -425,7 +431,7 @@ template <typename T> void average(const void* from, void* to, i64 count, double
     const Element<T>* const x = static_cast<const Element<T>*>(from);
     Element<T>* const y = static_cast<Element<T>*>(to);
     // GCC reads numbers anew for each use, and vectors once.
-    map_vectors(y, count, [=](i64 j, auto kind) INLINED {
+    map_vectors(x, y, count, [=](i64 j, auto kind) INLINED {
         typedef decltype(kind) V;
         return between(read<V>(y + j), read<V>(x + j), kept, rest, nearer);
     });
@@ -517,12 +523,15 @@ private:
 };
 
 // Calls step(arrays, j, V{}) for vectors V of numbers A, from number j on: the first so many one by one.
-template <typename A, typename V, typename T, typename F> INLINE void for_vectors(
+template <typename A, typename V, int SIDES, typename T, typename F> INLINE void for_vectors(
     Element<T>* const* arrays, i64 before, i64 count, F step
 ) {
     i64 j = 0;
     for (; j < before && j < count; ++j) step(arrays, j, A{});
-    for (; j + LENGTH<V> <= count; j += LENGTH<V>) step(arrays, j, V{});
+    for (; j + LENGTH<V> <= count; j += LENGTH<V>) {
+        for (int k = 0; k < SIDES; ++k) fetch_ahead(arrays[k] + j, LENGTH<V>);
+        step(arrays, j, V{});
+    }
     for (; j < count; ++j) step(arrays, j, A{});
 }
 
@@ -538,7 +547,7 @@ template <typename A, int SIDES, typename F> INLINE void update(
             if constexpr (sizeof(widen(kind)) == sizeof(A)) {
                 Element<T>* own[SIDES];
                 for (int k = 0; k < SIDES; ++k) own[k] = reinterpret_cast<Element<T>*>(at[k]);
-                for_vectors<A, typename Computed<T>::type>(own, before_line(own[0]), count, step);
+                for_vectors<A, typename Computed<T>::type, SIDES>(own, before_line(own[0]), count, step);
             }
         });
     Opened<A> sides[SIDES];
@@ -547,7 +556,7 @@ template <typename A, int SIDES, typename F> INLINE void update(
         Element<A>* own[SIDES];
         for (int k = 0; k < SIDES; ++k)
             own[k] = sides[k].open(dtypes[k], at[k] + from * itemsize_of(dtypes[k]), length);
-        for_vectors<A, typename Computed<A>::type>(own, 0, length, step);
+        for_vectors<A, typename Computed<A>::type, 0>(own, 0, length, step);
         if (random)
             sides[0].close_at_random(length, {random->key, random->counter + static_cast<u64>(from)});
         else
