@@ -275,6 +275,8 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
     side = TINY_SIDE if device.tiny else GPU_SIDE if device.name == "cuda" else SIDE
     for into, of in (FLOAT32,) if quick else PAIRS:
         yield _accumulation(device, (side, side), into, of)
+    for name in () if quick else ("slices", "transposed"):
+        yield _accumulation(device, (side, side), *FLOAT32, layout=name)
     for dtype in ("float32",) if quick else ("float32", "bfloat16"):
         case = _accumulation(device, (side, side), dtype, dtype)
         yield replace(case, operation="ema_update", table=TABLES["ema_update"], targets={})
@@ -335,16 +337,24 @@ def _of_list(device: Device, name: str, dtype: str, shapes: list[Shape]) -> Iter
         )
 
 
-def _accumulation(device: Device, shape: Shape, into: str, of: str) -> Case:
+def _accumulation(device: Device, shape: Shape, into: str, of: str, layout: str = "") -> Case:
+    """Return a sum; a layout has a gradient that is transposed, or a slice of a wider buffer."""
+
     def arguments() -> Arguments:
-        return {"buffer": device.normal(shape, into, 0), "grad": device.normal(shape, of, 1)}
+        buffer, grad = device.normal(shape, into, 0), device.normal(shape, of, 1)
+        if layout == "transposed":
+            grad = device.normal(shape[::-1], of, 1).T
+        elif layout:
+            buffer = device.normal((shape[0], shape[1] + 8), into, 0)[:, : shape[1]]
+        return {"buffer": buffer, "grad": grad}
 
     table, dtype = TABLES["accumulate_grad"], into if into == of else f"{into} += {of}"
     size = 2 * list_bytes([shape], into) + list_bytes([shape], of)
     targets = {"copy": 0.92, "torch": 1.0} if device.name == "cuda" else {}
+    operation = f"accumulate_grad, {layout}" if layout else "accumulate_grad"
     return replace(
-        on_array(device, "accumulate_grad", table, shape, dtype, arguments=arguments, bytes=size),
-        targets=targets,
+        on_array(device, operation, table, shape, dtype, arguments=arguments, bytes=size),
+        targets={} if layout else targets,
         written=("buffer",),
         out=False,
     )

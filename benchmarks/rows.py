@@ -321,6 +321,9 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
     for name in PER_SAMPLE:
         for shape, dtype in shapes.pairs(shapes.samples, (), quick=quick):
             yield _of_samples(device, name, shape, dtype)
+    for name in ("layer_norm_grad", "layer_norm"):
+        for shape, dtype in shapes.pairs(shapes.norms[:1], (), quick=quick):
+            yield _channels_first(device, name, shape, dtype)
 
 
 def _case(device: Device, name: str, shape: Shape, dtype: str, moved: int) -> Case:
@@ -376,6 +379,20 @@ def _of_samples(device: Device, name: str, shape: Shape, dtype: str) -> Case:
     size = (3 if name in GRADIENTS else 2) * math.prod(shape) * DTYPES[dtype].itemsize
     rest = {"arguments": arguments, "bytes": size, "targets": {}}
     return on_array(device, f"{name}, per sample", PER_SAMPLE[name], shape, dtype, **rest)
+
+
+def _channels_first(device: Device, name: str, shape: Shape, dtype: str) -> Case:
+    """Return a case whose rows have neighbours in memory that are of other rows, as images do."""
+    case = _case(device, name, shape, dtype, (3 if name in GRADIENTS else 2) * math.prod(shape))
+
+    def arguments() -> Arguments:
+        return {
+            each: device.xp.asfortranarray(array) if array.shape == shape else array
+            for each, array in case.arguments().items()
+        }
+
+    changed: dict[str, Any] = {"arguments": arguments, "targets": {}, "out": False}
+    return replace(case, operation=f"{name}, channels first", **changed)
 
 
 def norm_arguments(device: Device, name: str, shape: Shape, dtype: str) -> Arguments:

@@ -57,6 +57,11 @@ template <typename T> INLINE void fetch_ahead(const Element<T>* from, i64 count)
     for (i64 k = 0; k < count * i64{sizeof(T)}; k += LINE) __builtin_prefetch(at + k);
 }
 
+// Two arrays of float32 or more that are read at once come no sooner so, and on some processors later.
+template <typename T> INLINE void fetch_halves_ahead(const Element<T>* from, i64 count) {
+    if (sizeof(T) == 2) fetch_ahead(from, count);
+}
+
 // Calls visit(from, count) for parts of a run that `Widened` can hold. All but the first begin where
 // a line of `to` does: what crosses lines takes twice as long.
 template <typename T, typename F> INLINE void for_parts(const Element<T>* to, i64 count, F visit) {
@@ -91,8 +96,8 @@ template <typename T, typename F> INLINE void map_vectors(
     i64 j = 0;
     for (; j < before && j < count; ++j) write(value(j, A{}), to + j);
     for (; j + LENGTH<V> <= count; j += LENGTH<V>) {
-        fetch_ahead(from + j, LENGTH<V>);
-        fetch_ahead(to + j, LENGTH<V>);
+        fetch_halves_ahead(from + j, LENGTH<V>);
+        fetch_halves_ahead(to + j, LENGTH<V>);
         write(value(j, V{}), to + j);
     }
     for (; j < count; ++j) write(value(j, A{}), to + j);
@@ -529,7 +534,7 @@ template <typename A, typename V, int SIDES, typename T, typename F> INLINE void
     i64 j = 0;
     for (; j < before && j < count; ++j) step(arrays, j, A{});
     for (; j + LENGTH<V> <= count; j += LENGTH<V>) {
-        for (int k = 0; k < SIDES; ++k) fetch_ahead(arrays[k] + j, LENGTH<V>);
+        for (int k = 0; k < SIDES; ++k) fetch_halves_ahead(arrays[k] + j, LENGTH<V>);
         step(arrays, j, V{});
     }
     for (; j < count; ++j) step(arrays, j, A{});

@@ -116,6 +116,7 @@ def channels_first(values):
     return np.moveaxis(np.moveaxis(values, -1, first).copy(), first, -1)
 
 
+@pytest.mark.guarantee("Strided rows")
 @pytest.mark.parametrize("shape", [(3, 40, 37), (2, 5, 9, 100), (33, 17)])
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_rows_that_lie_across_change_no_bit(name, shape):
