@@ -27,7 +27,7 @@ constexpr int BACKWARDS = 1, OVERWRITES = 2, BY_RUNS = 4;
 // Elements that go through float64 at a time, and those of a unit that are added up at a time.
 constexpr i64 TERMS = 1 << 9, UNIT_PIECE = 1 << 12;
 // Neighbouring units that are read side by side if their own elements are not.
-constexpr i64 TILE = 16;
+constexpr i64 TILE = 16, IN_CACHE = 64;
 // The side of `scale_each` that has a factor for each element, or for so many in a row that the factor
 // need not be repeated.
 constexpr int FACTORS = 2;
@@ -402,11 +402,7 @@ public:
                 finish(units, unit, part);
             }
         } else {
-            const i64 bytes = bytes_of(units.dtype);
-            char* scratch = scratch_.get() + slot * TILE * UNIT_PIECE * i64{sizeof(double)};
-            if (bytes == 2) sum_up<2>(units, first, last, scratch);
-            else if (bytes == 4) sum_up<4>(units, first, last, scratch);
-            else sum_up<8>(units, first, last, scratch);
+            sum_up(units, first, last, scratch_.get() + slot * TILE * UNIT_PIECE * i64{sizeof(double)});
         }
     }
 
@@ -435,25 +431,35 @@ private:
     }
 
     // Units side by side, through memory in which each has no gaps.
-    template <int BYTES> void sum_up(const Units& units, i64 first, i64 last, char* scratch) const {
-        const int width = static_cast<int>(last - first);
+    void sum_up(const Units& units, i64 first, i64 last, char* scratch) const {
+        const i64 width = last - first, bytes = bytes_of(units.dtype);
         Part parts[TILE] = {};
-        char* from[TILE] = {};
-        for (int w = 0; w < width; ++w) from[w] = row(units, first + w);
-        i64 held = 0;
-        const auto add_up = [&] {
-            for (int w = 0; w < width; ++w)
-                add(parts[w], units, scratch + w * UNIT_PIECE * BYTES, held);
-            held = 0;
-        };
-        plain::for_each(from[0], units.array.columns, 0, units.size, [&](const char* at, i64) {
-            const i64 distance = at - from[0];
-            for (int w = 0; w < width; ++w)
-                std::memcpy(scratch + (w * UNIT_PIECE + held) * BYTES, from[w] + distance, BYTES);
-            if (++held == UNIT_PIECE) add_up();
-        });
-        add_up();
-        for (int w = 0; w < width; ++w) finish(units, first + w, parts[w]);
+        for (i64 from = 0; from < units.size; from += UNIT_PIECE) {
+            const i64 count = at_most(UNIT_PIECE, units.size - from);
+            copy_units(units, first, width, from, count, scratch);
+            for (i64 w = 0; w < width; ++w) add(parts[w], units, scratch + w * count * bytes, count);
+        }
+        for (i64 w = 0; w < width; ++w) finish(units, first + w, parts[w]);
+    }
+
+    // So many elements of each, from one number on.
+    static void copy_units(
+        const Units& units, i64 first, i64 width, i64 from, i64 count, char* scratch
+    ) {
+        const Axes& columns = units.array.columns;
+        const i64 bytes = bytes_of(units.dtype);
+        if (columns.count == 1) {
+            Axes axes = units.array.rows;
+            axes.at[axes.count++] = {count, columns.at[0].stride};
+            char* const data = units.array.data + from * columns.at[0].stride;
+            return plain::copy_elements<true>(bytes, data, axes, first * count, width * count, scratch);
+        }
+        for (i64 at = 0; at < count; at += IN_CACHE)  // of which the next unit finds the lines there
+            for (i64 w = 0; w < width; ++w)
+                plain::copy_elements<true>(
+                    bytes, row(units, first + w), columns, from + at, at_most(IN_CACHE, count - at),
+                    scratch + (w * count + at) * bytes
+                );
     }
 
     const std::vector<Units>& arrays_;
