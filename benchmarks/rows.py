@@ -387,7 +387,7 @@ def _channels_first(device: Device, name: str, shape: Shape, dtype: str) -> Case
 
     def arguments() -> Arguments:
         return {
-            each: device.xp.asfortranarray(array) if array.shape == shape else array
+            each: array.T.copy().T if array.shape == shape else array
             for each, array in case.arguments().items()
         }
 

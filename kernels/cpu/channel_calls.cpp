@@ -41,9 +41,6 @@ constexpr i64 STREAMED = 1 << 23;
 constexpr double SMALL = 0x1p-600;
 
 i64 parts_of(i64 whole, i64 part) { return (whole + part - 1) / part; }
-i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
-i64 at_least(i64 value, i64 limit) { return value > limit ? value : limit; }
-i64 size_of(i64 stride) { return stride < 0 ? -stride : stride; }
 
 // An array, and the axes of channels and their columns alike.
 struct Arranged : Array {
@@ -74,14 +71,14 @@ struct Layout {
             space *= axes.at[axis].length;
             int k = count++;  // the largest stride first
             for (; k > 0; --k) {
-                if (size_of(stride(axes, others[k - 1])) >= size_of(stride(axes, axis))) break;
+                if (magnitude(stride(axes, others[k - 1])) >= magnitude(stride(axes, axis))) break;
                 others[k] = others[k - 1];
             }
             others[k] = axis;
         }
         while (inner < count) {
             const Axis next = axes.at[others[count - 1 - inner]];
-            if (size_of(next.stride) >= size_of(own.stride)) break;
+            if (magnitude(next.stride) >= magnitude(own.stride)) break;
             ++inner;
             spread *= next.length;
         }

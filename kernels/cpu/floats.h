@@ -243,7 +243,8 @@ private:
     Element<float> held_[CONVERTED];
 };
 
-INLINE i64 least_of(i64 a, i64 b) { return a < b ? a : b; }
+INLINE i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
+INLINE i64 at_least(i64 value, i64 limit) { return value > limit ? value : limit; }
 INLINE i64 magnitude(i64 stride) { return stride < 0 ? -stride : stride; }
 
 // True if a row can be read where it lies.
@@ -276,10 +277,10 @@ template <typename F> INLINE void for_runs(
     const int last = axes.count - 1;
     const Axis inner = axes.at[last];
     for (i64 k = 0;;) {
-        const i64 run = least_of(inner.length - index[last], count - k);
+        const i64 run = at_most(inner.length - index[last], count - k);
         i64 rows = 1;
         if (most > 1 && last > 0 && run == inner.length)
-            rows = least_of(least_of(axes.at[last - 1].length - index[last - 1], (count - k) / run), most);
+            rows = at_most(at_most(axes.at[last - 1].length - index[last - 1], (count - k) / run), most);
         visit(data, k, run, rows);
         k += run * rows;
         if (k == count) return;
@@ -356,7 +357,7 @@ template <bool GATHER, int BYTES> void copy_items(
         i64 first = 0;
         if (rows == TILE)  // loops that need not count
             for (; first + TILE <= run; first += TILE) copy_tile(first, TILE, TILE);
-        for (; first < run; first += TILE) copy_tile(first, least_of(TILE, run - first), rows);
+        for (; first < run; first += TILE) copy_tile(first, at_most(TILE, run - first), rows);
     });
 }
 

@@ -37,8 +37,7 @@ constexpr i64 WORTH_A_VISIT = 128;
 
 i64 bytes_of(Dtype dtype) { return dtype == F64 ? 8 : dtype == F32 ? 4 : 2; }
 
-i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
-
+using plain::at_most;
 using plain::magnitude;
 
 }  // namespace
@@ -219,12 +218,13 @@ private:
         const List::Entry& entry = list_.entries_[piece.entry];
         const List::Strides& strides = list_.strides_[entry.strides];
         const i64 count = piece.end - piece.begin;
-        plain::for_runs(entry.data[0], strides.of[0], piece.begin, count, 1, [&](char* own, i64 at, i64 run, i64) {
+        const auto visit_run = [&](char* own, i64 at, i64 run, i64) {
             char* address[MOST_SIDES] = {own};
             for (int k = 1; k < entry.sides; ++k)
                 address[k] = plain::address_of(entry.data[k], strides.of[k], piece.begin + at);
             visit(number, entry.dtype, address, run);
-        });
+        };
+        plain::for_runs(entry.data[0], strides.of[0], piece.begin, count, 1, visit_run);
     }
 
     // Between a piece of an array at strides and memory without gaps.

@@ -338,17 +338,17 @@ template <typename T> void scale_each(
     });
 }
 
-// By magnitudes, whose order is that of bits without a sign; a NaN stays.
+// By magnitudes, whose order is that of bits without a sign; a NaN stays. The limit may be -0.
 template <typename T> void clamp_bits(const Element<T>* x, Element<T>* y, i64 count, T limit) {
     typedef typename Bits<sizeof(T)>::type B;
     T infinite;
     narrow(INFINITE, infinite);
     constexpr B SIGN = static_cast<B>(uint64_t{1} << (8 * sizeof(T) - 1));
-    const B high = bits_of<B>(limit), beyond = bits_of<B>(infinite);
+    const B ends = bits_of<B>(limit), high = static_cast<B>(ends & ~SIGN), beyond = bits_of<B>(infinite);
     INDEPENDENT
     for (i64 j = 0; j < count; ++j) {
         const B own = bits_of<B>(x[j].value), size = static_cast<B>(own & ~SIGN);
-        const B result = size > high && size <= beyond ? static_cast<B>((own & SIGN) | high) : own;
+        const B result = size > high && size <= beyond ? static_cast<B>((own & SIGN) ^ ends) : own;
         y[j].value = bits_of<T>(result);
     }
 }
@@ -561,7 +561,7 @@ template <typename A, int SIDES, typename F> INLINE void update(
         Element<A>* own[SIDES];
         for (int k = 0; k < SIDES; ++k)
             own[k] = sides[k].open(dtypes[k], at[k] + from * itemsize_of(dtypes[k]), length);
-        for_vectors<A, typename Computed<A>::type, 0>(own, 0, length, step);
+        for_vectors<A, typename Computed<A>::type, SIDES>(own, 0, length, step);
         if (random)
             sides[0].close_at_random(length, {random->key, random->counter + static_cast<u64>(from)});
         else

@@ -38,9 +38,6 @@ constexpr std::align_val_t CACHE_LINE{LINE};
 
 i64 parts_of(i64 whole, i64 part) { return (whole + part - 1) / part; }
 
-i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
-
-i64 at_least(i64 value, i64 limit) { return value > limit ? value : limit; }
 
 struct Deleter {
     void operator()(char* memory) const { ::operator delete[](memory, CACHE_LINE); }

@@ -2,13 +2,13 @@
 
 #include <vector>
 
+using plain::at_least;
+using plain::at_most;
+
 namespace {
 
 // Numbers of all ranks that are combined at a time.
 constexpr i64 RANK_NUMBERS = 1 << 14;
-
-i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
-i64 at_least(i64 value, i64 limit) { return value > limit ? value : limit; }
 
 bool has_no_gaps(const Numbers& numbers) {
     return numbers.inner.stride == (numbers.dtype == F64 ? 8 : numbers.dtype == F32 ? 4 : 2);

@@ -103,7 +103,7 @@ def check_interrupts(function, arguments_of, backend, first=False, every=1):
     """Interrupt a call at each line in turn; before one of them it had written. How many there are.
 
     ``first``: each is the first of its kind; otherwise none is, since that takes more lines.
-    ``every``: 3 for each third line; what is written in parts takes many.
+    ``every``: one of so many lines; what is written in parts takes many.
     """
 
     def make_arguments():

@@ -93,6 +93,19 @@ def test_pairs_that_lie_otherwise_change_no_bit(name, pair):
     assert_all_same_bits(updated(*lay), updated(c, c))
 
 
+@pytest.mark.parametrize("limit", [0.0, -0.0, 1e-7, 0.3, 65519.0, INF])
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_every_16_bit_number_is_clipped_as_numpy_does(name, limit):
+    found = []
+    for backend in ("numpy", "compiled"):
+        found.append(np.arange(1 << 16, dtype=np.uint16).view(DTYPES[name]))
+        with gradkit.use_cpu_backend(backend):
+            gradkit.clip_grad_value(found[-1:], limit)
+    are_nan = np.isnan(found[0].astype("f4"))  # whose payload is nobody's business
+    np.testing.assert_array_equal(np.isnan(found[1].astype("f4")), are_nan)
+    assert_same_bits(*(each[~are_nan] for each in found))
+
+
 def results_of_units(name, lay=LAYOUTS["C"]):
     """Units without gaps and with, more and fewer than are read side by side, short and long."""
     found = []

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import gradkit
 from tests import strategies as draw_
-from tests.cpu.test_compiled import _restored, compiled  # noqa: F401
+from tests.cpu.test_compiled import _restored, check_everywhere, compiled  # noqa: F401
 from tests.layouts import LAYOUTS
 from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits, unit
 
@@ -117,7 +118,7 @@ def channels_first(values):
 
 
 @pytest.mark.guarantee("Strided rows")
-@pytest.mark.parametrize("shape", [(3, 40, 37), (2, 5, 9, 100), (33, 17)])
+@pytest.mark.parametrize("shape", [(3, 40, 37), (2, 5, 9, 100), (33, 17), (4, 200, 90)])
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_rows_that_lie_across_change_no_bit(name, shape):
     """They are copied some at a time, of which the last are fewer; a result may be an input."""
@@ -144,3 +145,4 @@ def test_rows_that_lie_across_change_no_bit(name, shape):
         ]
 
     assert_all_same_bits(all_of(channels_first), all_of(LAYOUTS["C"]))
+    check_everywhere(partial(all_of, channels_first))
