@@ -32,7 +32,7 @@ from benchmarks import (
 from benchmarks.host import MAKERS
 from gradkit import _host
 
-CASES = 94
+CASES = 98
 
 
 def test_a_record_says_how_it_was_asked_for_and_not_where_it_was_written():
