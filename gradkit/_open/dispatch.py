@@ -26,6 +26,7 @@ ByName: TypeAlias = Callable[[Any, Any], Any]
 
 _ABSENT = {type(None)}
 _NUMPY = {np.ndarray, *_ABSENT}
+_CONSTANT = (type(None), bool, int, float, str, tuple, type, np.generic)
 _MOST = 4096  # plans that are remembered before all are forgotten
 _plans: dict[Any, Plan] = {}
 _ON_HOST = Arguments()  # of a call whose numbers are plain
@@ -466,7 +467,8 @@ def _signature(
     """All that a plan depends on. ``layouts``: a library's own description of its arrays."""
     if layouts is None:
         layouts = tuple([None if a is None else (a.shape, a.dtype, a.strides) for a in arrays])
-    options = call.options(call)
+    # What can be changed, as a tensor that is an integer, gets no hash.
+    options = [each if isinstance(each, _CONSTANT) else [each] for each in call.options(call)]
     return (backend, layouts, *options, *map(type, options))
 
 

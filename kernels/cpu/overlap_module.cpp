@@ -120,6 +120,14 @@ bool is_plain(nb::handle value) {
         || PyType_IsSubtype(kind, reinterpret_cast<PyTypeObject*>(scalars));
 }
 
+// True of options that nothing can change: a tensor is an integer too, with a hash, and is written in
+// place. Of tuples only those of words are options.
+bool is_constant(nb::handle value) {
+    PyObject* const object = value.ptr();
+    return is_plain(value) || PyUnicode_CheckExact(object) || PyTuple_CheckExact(object)
+        || PyType_Check(object);
+}
+
 // Items of a call: the first ones need no memory of their own.
 template <typename T> class Few {
 public:
@@ -152,6 +160,12 @@ nb::handle first_of(const Objects& values) {
 }
 
 bool are_absent(const Objects& values) { return !first_of(values).is_valid(); }
+
+bool are_constant(const Objects& options) {
+    for (i64 k = 0; k < options.size(); ++k)
+        if (!is_constant(options[k])) return false;
+    return true;
+}
 
 // Notes an item that is None, or also one of the first, which are `written`, by a number less than any
 // number of axes or dtype. False for any other, of which nothing is noted.
@@ -273,8 +287,8 @@ bool see_elsewhere(const Objects& arrays, i64 written, bool detach, Ranges& rang
 }
 
 // Arrays, which may be None, by dtypes, shapes, strides and which are one; and before them what lists have to
-// say. False if an array is of no library that is known here, or of another than the first; or if one of
-// the first, which are `written`, cannot clearly be, or one of a list. `detach` as above.
+// say. False if an array is of no library that is known here, or of another than the first or the lists; or
+// if one of the first, which are `written`, cannot clearly be, or one of a list. `detach` as above.
 bool see(const Objects& arrays, i64 written, bool detach, Lists& lists, Seen& seen) {
     std::vector<i64>& numbers = seen.numbers;
     Ranges& ranges = lists.ranges;
@@ -282,7 +296,7 @@ bool see(const Objects& arrays, i64 written, bool detach, Lists& lists, Seen& se
     numbers.reserve(numbers.size() + 8 * arrays.size());
     const nb::handle first = first_of(arrays);
     if (first.is_valid() && !is_numpys(first.ptr()))
-        return see_elsewhere(arrays, written, detach, ranges, seen);
+        return !lists.tables.size() && see_elsewhere(arrays, written, detach, ranges, seen);
     for (i64 k = 0; k < arrays.size(); ++k) {
         if (is_noted(arrays, written, k, numbers)) continue;
         PyObject* const array = arrays[k].ptr();
@@ -325,7 +339,8 @@ nb::object signature(nb::handle backend, nb::tuple options, nb::tuple arrays, i6
     Seen seen;
     append(own, options);
     append(given, arrays);
-    return see(given, written, true, none, seen) ? key_of(backend, own, seen) : nb::none();
+    const bool usual = are_constant(own) && see(given, written, true, none, seen);
+    return usual ? key_of(backend, own, seen) : nb::none();
 }
 
 // The last call of a class whose plan was found: if all is the same, so is the plan, and no key is made.
@@ -422,8 +437,10 @@ nb::object known(nb::dict plans, nb::handle backend, nb::handle call, nb::tuple 
     const nb::tuple fields = nb::borrow<nb::tuple>(names[4]);
     const bool detach = names[6].is(nb::handle(Py_True));
     bool plain = true;
-    const bool usual = are_absent(rare) && read_lists(call, fields, written > 0, lists)
-        && read_numbers(passed, written > 0, lists, plain) && (lists.are_numpys || are_absent(arrays)) && see(arrays, written, detach, lists, seen)
+    const bool usual = are_absent(rare) && are_constant(options)
+        && read_lists(call, fields, written > 0, lists)
+        && read_numbers(passed, written > 0, lists, plain)
+        && (lists.are_numpys || are_absent(arrays)) && see(arrays, written, detach, lists, seen)
         && !(seen.are_tensors && names[7].is(nb::handle(Py_True)));  // values are read of views
     if (usual) {
         for (i64 k = 0; k < lists.tables.size(); ++k)

@@ -72,6 +72,25 @@ def test_an_option_without_a_hash_is_looked_at_each_time():
         assert gradkit.layer_norm(x, axis=axis)[1].shape == x.shape[: int(axis)]
 
 
+class Whole:
+    """An integer that can be changed, with a hash, as a tensor of PyTorch is one."""
+
+    def __index__(self):
+        return self.value
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_option_that_can_be_changed_is_looked_at_each_time(compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(_host, "code", None)
+    x, own = np.arange(8.0).reshape(2, 4), Whole()
+    for own.value in (1, 0, 1, 0):
+        assert gradkit.layer_norm(x, axis=own)[1].shape == x.shape[: own.value]
+        assert gradkit.batch_norm(x, channel_axis=own)[1].shape == x.shape[own.value :][:1]
+    for own.value in (1, 2, 4, 1):
+        assert gradkit.group_norm(x, own)[1].shape == (2, own.value)
+
+
 def test_numbers_are_checked_unless_they_are_the_very_ones_of_the_last_call(monkeypatch):
     buffer, grad, half = np.zeros(3), np.ones(3), 0.5
 

@@ -97,6 +97,12 @@ def test_frameworks_may_not_be_mixed(lib):
         gradkit.layer_norm(ours, numpys)
     with pytest.raises(TypeError, match="x is a numpy array and dy a"):
         gradkit.rms_norm_grad(ours, numpys, None, numpys)
+    norms = (lib.make(np.zeros(())), [numpys]), (np.zeros(()), [ours])
+    for norm, grads in norms:  # a list's plan knows nothing of arrays of another framework
+        with pytest.raises(TypeError, match=r"^out is a .*must be of one framework"):
+            gradkit.grad_norm(grads, out=norm)
+        with pytest.raises(TypeError, match=r"^(norm_out|out|buffers\[0\]) is "):
+            gradkit.accumulate_grads(grads, grads, norm_out=norm)
 
 
 @pytest.mark.parametrize("ours", [False, True])
