@@ -208,7 +208,7 @@ def _below(number: int, label: str, bits: int) -> int:
 
 def axis_index(axis: Any, ndim: int, label: str = "axis") -> int:
     """An axis as a non-negative index."""
-    index = _index(axis, label)
+    index = integer(axis, label)
     if not -ndim <= index < ndim:
         raise ValueError(f"{label} is {index}, but the array has {ndim} dimensions")
     return index % ndim
@@ -226,13 +226,14 @@ def floating(array: Array, label: str) -> str:
     """The name of an array's dtype if it is one of ``FLOATS``."""
     name = float_name(array.dtype)
     if name is None:
-        if float_name(array.dtype.newbyteorder("=")):
+        is_numpys = isinstance(array.dtype, np.dtype)  # not one of JAX's own, of random keys
+        if is_numpys and float_name(array.dtype.newbyteorder("=")):
             raise TypeError(
                 f"{label} has dtype {array.dtype.str!r}, which is not in native byte order; pass "
                 f'{label}.astype("{array.dtype.newbyteorder("=")}")'
             )
         problem = f"{label} has dtype {array.dtype}; accepted: {', '.join(FLOATS)}"
-        raise TypeError(problem + _cast(array.dtype, label))
+        raise TypeError(problem + (_cast(array.dtype, label) if is_numpys else ""))
     return name
 
 

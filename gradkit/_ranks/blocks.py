@@ -135,7 +135,8 @@ def clip_cut(
     """``clip_each`` of units, or of blocks, whose norms come by key."""
     function, axis, blocks, ranks = cut
     if blocks is None:
-        if not (ranks.collective.missing and ranks.replicas == 1):
+        is_one = isinstance(ranks.replicas, (int, np.integer)) and ranks.replicas == 1
+        if not (ranks.collective.missing and is_one):
             raise ValueError(
                 f"group and replicas go with blocks, and replicas is {ranks.replicas!r}; pass "
                 "blocks=lambda name, grad: name for a norm of each gradient"

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradkit._arrays import backend_of
@@ -30,7 +31,8 @@ def number(value: Any, label: str) -> Any:
     """A caller's number: a Python one in all its bits, an array as it is, or widened."""
     if isinstance(value, jax.Array):
         checks.shape(value, (), label, "one number")
-        if value.dtype.kind in "iu":  # a Python int that jit traces, or a count of tokens
+        # A Python int that jit traces, or a count of tokens.
+        if jnp.issubdtype(value.dtype, jnp.integer):
             return value.astype(widest())
         checks.floating(value, label)
         return value if value.dtype.itemsize > 2 else value.astype(np.float32)

@@ -229,7 +229,8 @@ def copies_of(replicas: Any, axis_name: Any, grads: Any) -> tuple[int, ...] | No
         return None
     if axis_name is None:
         raise ValueError("replicas are copies on other devices; pass axis_name too")
-    copies = tuple(checks.integer(count, "replicas") for count in _spread(replicas, grads))
+    spread = _spread(replicas, "replicas", grads)
+    copies = tuple(checks.integer(count, "replicas") for count in spread)
     if min(copies, default=1) < 1:
         raise ValueError(f"replicas must be at least 1, not {min(copies)}")
     return copies
@@ -239,12 +240,15 @@ def _per_leaf(choice: Any, label: str, grads: Any) -> tuple[bool, ...] | None:
     """Return a bool for each gradient, or None if all are meant."""
     if choice is None:
         return None
-    return tuple(checks.flag(one, label) for one in _spread(choice, grads))
+    return tuple(checks.flag(one, label) for one in _spread(choice, label, grads))
 
 
-def _spread(prefix: Any, grads: Any) -> list[Any]:
+def _spread(prefix: Any, label: str, grads: Any) -> list[Any]:
     """Spread a pytree that may end above the gradients: a value for each."""
-    spread = jax.tree.map(lambda value, own: jax.tree.map(lambda _: value, own), prefix, grads)
+    try:
+        spread = jax.tree.map(lambda value, own: jax.tree.map(lambda _: value, own), prefix, grads)
+    except ValueError as error:
+        raise ValueError(f"{label} must be like grads, or end above them: {error}") from None
     return list(jax.tree.leaves(spread))
 
 

@@ -654,6 +654,7 @@ def wrong_blocks():
         "blocks must be .*, not str": {"blocks": "a"},
         "axis and rms cut single gradients": {"blocks": keys, "rms": True},
         "group and replicas go with blocks, and replicas is 2": {"replicas": 2},
+        "group and replicas go with blocks, and replicas is .*1": {"replicas": array(np.ones(2))},
         r"replicas of grads\[0\] is 2, but there is no group": {"replicas": 2, "blocks": keys},
     }.items():
         yield refused(clip, message, **changes)
@@ -788,7 +789,7 @@ def other_axes():
         for value in (2, -3):
             message = f"{axis} is {value}, but the array has 2 dimensions"
             yield refused(function, message, **{axis: value})
-        for value in (1.0, None, "1"):
+        for value in (1.0, None, "1", True):
             message = f"{axis} must be an integer, not {type(value).__name__}"
             yield refused(function, message, **{axis: value})
 

@@ -168,6 +168,9 @@ def test_every_example_of_a_vmap_has_its_own_norm(way):  # noqa: ARG001
         (lambda c, g: c(g, 1.0, replicas=0, axis_name="i"), ValueError, "at least 1, not 0"),
         (lambda c, _: c({"a": [jnp.ones(2, int)]}, 1.0), TypeError, r"grads\['a'\]\[0\] has dtype"),
         (lambda c, _: c({"a": "text"}, 1.0), TypeError, "text|str"),
+        (lambda c, g: c(g, jax.random.key(0)), TypeError, "max_norm has dtype key<"),
+        (lambda c, _: c([jax.random.key(0)], 1.0), TypeError, r"grads\[0\] has dtype key<"),
+        (lambda c, g: c(g, 1.0, clip=[True]), ValueError, "clip must be like grads, or end above"),
     ],
 )
 def test_errors_name_the_argument(call, error, said):
