@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -30,6 +32,20 @@ except ImportError:
 
 _DLPACK = DLPack()
 _CPU = 1  # kDLCPU
+
+
+def _refuse(primals: Any, tangents: Any, *, refusal: str) -> Any:  # noqa: ARG001
+    raise TypeError(f"gradkit.jax.{refusal}")
+
+
+# The same array, by which nobody differentiates. A custom rule does not outlive the first
+# derivative of a loop: what JAX then differentiates is what the rule stood before.
+_undifferentiated = Primitive("gradkit_undifferentiated")
+_undifferentiated.def_impl(lambda array, **_: array)
+_undifferentiated.def_abstract_eval(lambda array, **_: array)
+ad.primitive_jvps[_undifferentiated] = _refuse
+batching.defvectorized(_undifferentiated)
+mlir.register_lowering(_undifferentiated, lambda _, array, **__: [array])
 
 
 class ResultShape(NamedTuple):
@@ -84,24 +100,22 @@ def call(
     }
     through = _through_copies if buffer_callback is None else _through_buffers
 
+    axes = varying(*arrays)
+
+    def spread(made: Sequence[Any]) -> list[Any]:
+        return [vary(each, axes - kind.same_on) for each, kind in zip(made, results, strict=True)]
+
     def in_python(*arguments: Any) -> Any:
-        return through(run, shapes, arguments, how)
+        return spread(through(run, shapes, arguments, how))
 
-    @jax.custom_jvp
-    def called(*arguments: Any) -> Any:
-        if compiled is None:
-            return in_python(*arguments)
+    fixed = [_undifferentiated.bind(array, refusal=refusal) for array in arrays]
+    if compiled is None:
+        made = in_python(*fixed)
+    else:
         by_itself = call_of_xla(compiled, shapes, arrays, how)
-        return jax.lax.platform_dependent(*arguments, cpu=by_itself, default=in_python)
-
-    @called.defjvp
-    def _(primals: Any, tangents: Any) -> Any:  # noqa: ARG001
-        raise TypeError(f"gradkit.jax.{refusal}")
-
-    axes, pairs = varying(*arrays), zip(called(*arrays), results, strict=True)
-    return [
-        place(vary(result, axes - kind.same_on), kind.sharding or whole) for result, kind in pairs
-    ]
+        each = {"cpu": lambda *arguments: spread(by_itself(*arguments)), "default": in_python}
+        made = jax.lax.platform_dependent(*fixed, **each)
+    return [place(one, kind.sharding or whole) for one, kind in zip(made, results, strict=True)]
 
 
 def _among(compute: Compute, present: list[int], count: int) -> Compute:

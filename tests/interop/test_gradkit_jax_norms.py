@@ -569,9 +569,18 @@ def test_running_statistics_that_differ_between_devices(over):
 # Errors
 
 
-def test_a_second_derivative_is_refused(case):
+@pytest.mark.parametrize("loop", [False, True])
+def test_a_second_derivative_is_refused(case, loop):
+    """Of a loop too, whose first derivative has forgotten JAX's custom rules."""
     given = case.arguments("float32", "float32")
-    first = jax.grad(lambda *a: (outputs(case.ours(*a))[0] ** 3).sum())
+
+    def sum_of(x, *rest):
+        def layer(x, _=None):
+            return outputs(case.ours(x, *rest))[0], None
+
+        return ((jax.lax.scan(layer, x, length=2) if loop else layer(x))[0] ** 3).sum()
+
+    first = jax.grad(sum_of)
     with pytest.raises(TypeError, match=r"gradkit\.jax\.\w+_norm\w* has no second derivative"):
         jax.eval_shape(jax.grad(lambda *a: first(*a).sum()), *given)
     with pytest.raises(TypeError, match="forward-mode"):
