@@ -1,19 +1,19 @@
 """Clipping units by norms of their own: which elements make one, their limits, and the call."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from gradkit import _host
 from gradkit._arrays import is_array
-from gradkit._backend import FLOAT64, Axes, Shape, Spec
+from gradkit._backend import FLOAT64, Axes, Shape, Spec, Views
 from gradkit._calls import checks
-from gradkit._calls.lists import ClipUnits, UnitNorms
+from gradkit._calls.lists import ClipUnits, GradNorm, UnitNorms
 from gradkit._calls.roles import Grads, Norm, Number
 from gradkit._open import trees
 from gradkit._open.arguments import known_framework
@@ -23,7 +23,7 @@ from gradkit._open.memory import Named
 from gradkit._open.results import Results
 from gradkit._typing import Along, Axis
 
-_SMALLEST_NORM = 1e-6  # of a gradient's unit, in adaptive clipping's division
+SMALLEST_NORM = 1e-6  # of a gradient's unit, in adaptive clipping's division
 _PLAIN = {int, type(None)}
 
 
@@ -74,13 +74,8 @@ class UnitShapes(NamedTuple):
 
     def norms(self, group: Gradients, rule: UnitRule) -> Norm:
         """The norms of all units."""
-        norms = Norm(group.backend.empty((self.total,), FLOAT64))
-        group.backend.unit_norms(
-            UnitNorms(
-                grads=group.views, norm_type=rule.order, axes=self.axes, mean=rule.mean, norms=norms
-            )
-        )
-        return norms
+        numbers = self.axes, self.total, rule.order
+        return norms_of_units(group.backend, group.views, *numbers, mean=rule.mean)
 
     def clipped_by(self, group: Gradients, norms: Norm) -> tuple[Norm, Axes]:  # noqa: ARG002
         """The same, and the axes of a unit."""
@@ -95,6 +90,33 @@ class UnitShapes(NamedTuple):
         return group.rebuilt(each if group.framework.returns_views else map(group.wrap, each))
 
 
+def norms_of_units(
+    backend: Any, grads: Grads, axes: Axes, total: int, order: float = 2.0, *, mean: bool = False
+) -> Norm:
+    """The norms of so many units, in new memory."""
+    norms = Norm(backend.empty((total,), FLOAT64))
+    backend.unit_norms(UnitNorms(grads=grads, norm_type=order, axes=axes, mean=mean, norms=norms))
+    return norms
+
+
+def check_key(key: Any, name: str) -> None:
+    """Raise unless it can be the key of a gradient's block."""
+    if key is None or not isinstance(key, Hashable):
+        raise TypeError(f"blocks for {name} must be a key such as a string, not {key!r}")
+
+
+def norms_of_blocks(backend: Any, grads: Grads, order: float, places: Any, count: int) -> Norm:
+    """The norms of ``count`` blocks, of gradients each of which belongs to the one at its place."""
+    each = Norm(backend.empty(places.shape, FLOAT64))
+    backend.grad_norm(GradNorm(grads=grads, norm_type=order, norm=each, per_tensor=True))
+    together = backend.take(each, np.argsort(places, kind="stable"))
+    ends = accumulate(np.bincount(places, minlength=count), initial=0)
+    vectors = Views(together[slice(*run)] for run in pairwise(ends))
+    norms = Norm(backend.empty((count,), FLOAT64))
+    backend.grad_norm(GradNorm(grads=vectors, norm_type=order, norm=norms, per_tensor=True))
+    return norms
+
+
 UnitsOf: TypeAlias = Callable[[Gradients], Any]  # a Partition
 LimitsOf: TypeAlias = Callable[[Gradients, Any], UnitLimits]  # of the same units
 
@@ -105,7 +127,7 @@ def block_rule(norm_type: Any, rms: bool, eps: Any, nonfinite: str) -> UnitRule:
 
 
 def adaptive_rule(nonfinite: str) -> UnitRule:
-    return UnitRule(2.0, False, _SMALLEST_NORM, policy_of(nonfinite))
+    return UnitRule(2.0, False, SMALLEST_NORM, policy_of(nonfinite))
 
 
 def clip_each(
@@ -170,10 +192,12 @@ def units_along(group: Gradients, axis: Axis) -> UnitShapes:
     if kinds <= _PLAIN:  # True is 1 to a cache
         with suppress(TypeError, ValueError):
             return _cached_units(axes, shapes, ("",) * len(axes))
-    return _units_of(axes, shapes, tuple(group.names()))
+    return units_of_shapes(axes, shapes, tuple(group.names()))
 
 
-def _units_of(axis: Sequence[Along], every: Sequence[Shape], names: Sequence[str]) -> UnitShapes:
+def units_of_shapes(
+    axis: Sequence[Along], every: Sequence[Shape], names: Sequence[str]
+) -> UnitShapes:
     """The same of gradients of these shapes and names."""
     axes, shapes = [], []
     for one, shape, name in zip(axis, every, names, strict=True):
@@ -183,7 +207,7 @@ def _units_of(axis: Sequence[Along], every: Sequence[Shape], names: Sequence[str
     return UnitShapes(tuple(axes), shapes)
 
 
-_cached_units = lru_cache(maxsize=64)(_units_of)
+_cached_units = lru_cache(maxsize=64)(units_of_shapes)
 
 
 def _along(axis: Along, ndim: int, name: str) -> tuple[int, ...]:
@@ -235,11 +259,8 @@ def adaptive_limits(
     ratio, (arrays, named) = group.limit(clipping, "clipping"), _params(group, params)
     if not (isinstance(ratio, float) and math.isfinite(ratio)):
         least = max(least, math.ulp(0.0))  # so that inf clips nothing: inf * 0 is NaN
-    norms = group.backend.empty((units.total,), FLOAT64)
-    group.backend.unit_norms(
-        UnitNorms(grads=arrays, norm_type=2.0, axes=units.axes, mean=False, norms=norms)
-    )
-    return UnitLimits(ratio, Norm(norms), least, named)
+    sizes = norms_of_units(group.backend, arrays, units.axes, units.total)
+    return UnitLimits(ratio, sizes, least, named)
 
 
 def limits_of(group: Gradients, units: UnitShapes, *, max_norm: Any) -> UnitLimits:

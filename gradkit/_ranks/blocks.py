@@ -1,15 +1,14 @@
 """Blocks of gradients, each with one norm: of the gradients given here, or on all ranks."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradkit import _numpy
-from gradkit._backend import FLOAT64, Axes, Views
-from gradkit._calls.lists import GradNorm, NormParts
+from gradkit._backend import FLOAT64, Axes
+from gradkit._calls.lists import NormParts
 from gradkit._calls.roles import Norm, Numbers
 from gradkit._dtypes import float_of
 from gradkit._open.clipping import Rule
@@ -19,9 +18,11 @@ from gradkit._open.units import (
     UnitLimits,
     UnitRule,
     UnitShapes,
+    check_key,
     clip_each,
     limits_of,
     limits_of_each,
+    norms_of_blocks,
     units_along,
 )
 from gradkit._ranks.named_rows import Names, of_all
@@ -44,8 +45,7 @@ class Blocks:
             )
         self.each = [*group.each(blocks, "blocks")]
         for key, name in zip(self.each, group.names(), strict=True):
-            if key is None or not isinstance(key, Hashable):
-                raise TypeError(f"blocks for {name} must be a key such as a string, not {key!r}")
+            check_key(key, name)
             if not (ranks.collective.alone or type(key) in (str, int)):
                 raise TypeError(
                     f"blocks gives {key!r} for {name}; over a group, keys are strings or integers"
@@ -58,15 +58,9 @@ class Blocks:
         copies_of(group, self._ranks)  # which refuses parts without a group
         if not self._ranks.collective.alone:
             return self._of_ranks(group, rule)
-        backend, order, places = group.backend, rule.order, self._places()
-        each = Norm(backend.empty(places.shape, FLOAT64))
-        backend.grad_norm(GradNorm(grads=group.views, norm_type=order, norm=each, per_tensor=True))
-        together = backend.take(each, np.argsort(places, kind="stable"))
-        ends = accumulate(np.bincount(places, minlength=len(self.keys)), initial=0)
-        vectors = Views(together[slice(*run)] for run in pairwise(ends))
-        norms = Norm(backend.empty((len(self.keys),), FLOAT64))
-        backend.grad_norm(GradNorm(grads=vectors, norm_type=order, norm=norms, per_tensor=True))
-        return norms
+        return norms_of_blocks(
+            group.backend, group.views, rule.order, self._places(), len(self.keys)
+        )
 
     def clipped_by(self, group: Gradients, norms: Norm) -> tuple[Norm, Axes]:
         """Each gradient's block's norm, and all of its axes."""

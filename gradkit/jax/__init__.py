@@ -25,8 +25,17 @@ except ImportError as error:
 if _jax.__version_info__ < (0, 6):
     raise ImportError(f"gradkit.jax needs JAX 0.6 or newer, and this is {_jax.__version__}")
 
-from gradkit.jax import accumulation, channel_norms, clipping, norms, statistics, updates
+from gradkit.jax import (
+    accumulation,
+    block_clipping,
+    channel_norms,
+    clipping,
+    norms,
+    statistics,
+    updates,
+)
 from gradkit.jax.accumulation import *
+from gradkit.jax.block_clipping import *
 from gradkit.jax.channel_norms import *
 from gradkit.jax.clipping import *
 from gradkit.jax.norms import *
@@ -35,6 +44,7 @@ from gradkit.jax.updates import *
 
 __all__: list[str] = []
 __all__ += accumulation.__all__
+__all__ += block_clipping.__all__
 __all__ += channel_norms.__all__
 __all__ += clipping.__all__
 __all__ += norms.__all__

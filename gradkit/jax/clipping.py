@@ -3,6 +3,7 @@
 Norms and coefficients are float64 inside, also if JAX holds no float64.
 """
 
+from collections.abc import Callable
 from functools import partial
 from itertools import compress
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -14,6 +15,7 @@ import numpy as np
 from gradkit._arrays import backend_of
 from gradkit._backend import FLOAT64, Array, Views
 from gradkit._calls import checks, lists
+from gradkit._calls.roles import Grads, Number
 from gradkit._open.dispatch import write
 from gradkit._open.foreign import answers
 from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all, sharding_of, varying
@@ -23,9 +25,9 @@ from gradkit.jax._numbers import doubles, number, pair, pairs, read, store, wide
 __all__ = ["clip_by_global_norm", "grad_norm"]
 
 _Tree = TypeVar("_Tree")
-_STATE = 6  # numbers of a norm that devices exchange: `lists.RankState`
+STATE = 6  # numbers of a norm that devices exchange: `lists.RankState`
 _DIGEST = 0.0  # all devices run one program, so that none can make another call
-_REFUSAL = "{} is not differentiable; to differentiate a whole training step, clip with optax"
+REFUSAL = "{} is not differentiable; to differentiate a whole training step, clip with optax"
 
 
 class ClipRule(NamedTuple):
@@ -45,7 +47,7 @@ class ClipRule(NamedTuple):
     @property
     def refusal(self) -> str:
         """Text of the error if the call is differentiated."""
-        return _REFUSAL.format(self.function)
+        return REFUSAL.format(self.function)
 
 
 class Clipped(NamedTuple):
@@ -195,26 +197,35 @@ def rule_of(
     eps_mode: str = "max",
 ) -> ClipRule:
     """The rule that a function's arguments make."""
-    if nonfinite == "raise":
-        raise ValueError(
-            'nonfinite="raise" would raise inside of jit; pass "zero", and look at the norm'
-        )
-    checks.choice(nonfinite, "nonfinite", ("propagate", "zero"))
     return ClipRule(
         function,
         checks.norm_order(norm_type),
         axis_name,
         copies_of(replicas, axis_name, grads),
+        zero_nonfinite=makes_zeros(nonfinite),
         eps=checks.signed_epsilon(eps, eps_mode),
-        zero_nonfinite=nonfinite == "zero",
     )
+
+
+def makes_zeros(nonfinite: str) -> bool:
+    """True if gradients become 0 where their norm is not finite."""
+    if nonfinite == "raise":
+        raise ValueError(
+            'nonfinite="raise" would raise inside of jit; pass "zero", and look at the norm'
+        )
+    return checks.choice(nonfinite, "nonfinite", ("propagate", "zero")) == "zero"
 
 
 def clipped_by(grads: Any, max_norm: Any, scale: Any, rule: ClipRule, state: Any = None) -> Clipped:
     """Clip to ``max_norm``, and to what a spike guard says of the norm if it has a state."""
-    if not isinstance(max_norm, jax.Array):
-        checks.nonnegative(max_norm, "max_norm")
-    return _clip(grads, number(max_norm, "max_norm"), _scale(scale), state, rule)
+    return _clip(grads, limit_of(max_norm, "max_norm"), _scale(scale), state, rule)
+
+
+def limit_of(value: Any, label: str) -> Any:
+    """A limit as ``number`` gives it."""
+    if not isinstance(value, jax.Array):
+        checks.nonnegative(value, label)
+    return number(value, label)
 
 
 def _scale(scale: Any) -> Any:
@@ -229,8 +240,9 @@ def copies_of(replicas: Any, axis_name: Any, grads: Any) -> tuple[int, ...] | No
         return None
     if axis_name is None:
         raise ValueError("replicas are copies on other devices; pass axis_name too")
-    spread = _spread(replicas, "replicas", grads)
-    copies = tuple(checks.integer(count, "replicas") for count in spread)
+    copies = tuple(
+        checks.integer(count, "replicas") for count in spread(replicas, grads, "replicas")
+    )
     if min(copies, default=1) < 1:
         raise ValueError(f"replicas must be at least 1, not {min(copies)}")
     return copies
@@ -240,16 +252,23 @@ def _per_leaf(choice: Any, label: str, grads: Any) -> tuple[bool, ...] | None:
     """Return a bool for each gradient, or None if all are meant."""
     if choice is None:
         return None
-    return tuple(checks.flag(one, label) for one in _spread(choice, label, grads))
+    return tuple(checks.flag(one, label) for one in spread(choice, grads, label))
 
 
-def _spread(prefix: Any, label: str, grads: Any) -> list[Any]:
+def spread(
+    prefix: Any, grads: Any, label: str, is_leaf: Callable[[Any], bool] | None = None
+) -> list[Any]:
     """Spread a pytree that may end above the gradients: a value for each."""
+    values: list[Any] = []
+
+    def put(value: Any, own: Any) -> None:
+        values.extend(value for _ in jax.tree.leaves(own))
+
     try:
-        spread = jax.tree.map(lambda value, own: jax.tree.map(lambda _: value, own), prefix, grads)
+        jax.tree.map(put, prefix, grads, is_leaf=is_leaf)
     except ValueError as error:
         raise ValueError(f"{label} must be like grads, or end above them: {error}") from None
-    return list(jax.tree.leaves(spread))
+    return values
 
 
 def _of(each: Any, chosen: tuple[bool, ...] | None) -> Any:
@@ -259,9 +278,7 @@ def _of(each: Any, chosen: tuple[bool, ...] | None) -> Any:
 
 @partial(jax.jit, static_argnames="rule", inline=True)
 def _clip(grads: Any, limit: Any, scale: Any, state: Any, rule: ClipRule) -> Clipped:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
-        checks.floating(leaf, f"grads{jax.tree_util.keystr(path)}")
-    leaves, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, grads))
+    leaves, tree = leaves_of(grads)
     count = len(leaves)
     if not leaves and state is None:
         return Clipped(grads, jnp.zeros((), widest()))
@@ -279,6 +296,14 @@ def _clip(grads: Any, limit: Any, scale: Any, state: Any, rule: ClipRule) -> Cli
     if not rule.clips:
         return Clipped(None, *arrays)
     return Clipped(tree.unflatten(arrays[:count]), *arrays[count:])
+
+
+def leaves_of(grads: Any) -> tuple[list[jax.Array], Any]:
+    """The arrays of a pytree of gradients, and its structure."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+        checks.floating(leaf, f"grads{jax.tree_util.keystr(path)}")
+    leaves, tree = jax.tree.flatten(grads)
+    return [jnp.asarray(leaf) for leaf in leaves], tree
 
 
 def _compiled(count: int, rule: ClipRule) -> CompiledCall | None:
@@ -308,25 +333,31 @@ def _results(*operands: Any, rule: ClipRule) -> list[ResultShape]:
     return [*clipped, norm, *guarded]
 
 
+def state_of(
+    grads: Grads, limit: Array, scale: Number, copies: Any, order: float, state: Array
+) -> None:
+    """Write what a device tells the others of its gradients."""
+    record = lists.RankState(
+        grads=grads,
+        norm_type=order,
+        digest=_DIGEST,
+        scale=scale,
+        max_norm=limit,
+        copies=copies,
+        state=state,
+    )
+    backend_of(state).rank_state(record)
+
+
 def _states_of_all(leaves: list[Any], limit: Any, scale: Any, rule: ClipRule) -> Any:
     """Partial results of each device's gradients for the norm: a row of each."""
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         *grads, most, by = ins
-        state = doubles(outs[0])
-        backend_of(by).rank_state(
-            lists.RankState(
-                grads=_of(Views(grads), rule.counted),
-                norm_type=rule.order,
-                digest=_DIGEST,
-                state=state,
-                scale=read(by),
-                max_norm=read(most),
-                copies=_of(rule.copies, rule.counted),
-            )
-        )
+        counted, copies = _of(Views(grads), rule.counted), _of(rule.copies, rule.counted)
+        state_of(counted, read(most), read(by), copies, rule.order, doubles(outs[0]))
 
-    (state,) = call(rule.refusal, compute, [pairs(_STATE)], [*leaves, limit, scale])
+    (state,) = call(rule.refusal, compute, [pairs(STATE)], [*leaves, limit, scale])
     return rows_of_all(state, rule.axis_name)
 
 
@@ -340,7 +371,7 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: ClipRule
         counted = _of(grads, rule.counted)
         backend.grad_norm(lists.GradNorm(grads=counted, norm_type=rule.order, norm=norm, scale=by))
     else:
-        _join(doubles(rows), norm, by, most, rule, backend)
+        join(doubles(rows), norm, by, most, rule.order)
     if rule.guard is not None:
         most, following = backend.empty((), FLOAT64), backend.empty(state.shape, FLOAT64)
         wide = backend.as_float64(state)
@@ -368,15 +399,14 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: ClipRule
     store(outs[0], norm)
 
 
-def _join(
-    states: Array, norm: Array, scale: Array, limit: Array, rule: ClipRule, backend: Any
-) -> None:
+def join(states: Array, norm: Array, scale: Number, limit: Array, order: float) -> None:
     """The norm over all devices; NaN on all of them if one has another scale or limit."""
+    backend = backend_of(states)
     backend.join_ranks(
         lists.JoinRanks(
             states=states,
             digest=_DIGEST,
-            norm_type=rule.order,
+            norm_type=order,
             scale=scale,
             max_norm=limit,
             fresh=True,

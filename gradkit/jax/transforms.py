@@ -20,6 +20,7 @@ except ImportError as error:
 import gradkit
 from gradkit._calls import checks
 from gradkit._dtypes import float_of
+from gradkit.jax import block_clipping
 from gradkit.jax._callbacks import place, sharding_of, vary, varying
 from gradkit.jax._numbers import widest
 from gradkit.jax.accumulation import accumulate_grads
@@ -31,6 +32,8 @@ __all__ = [
     "SkipState",
     "SpikeGuardState",
     "accumulate",
+    "clip_by_adaptive_norm",
+    "clip_by_block_norm",
     "clip_by_global_norm",
     "clip_spikes",
     "skip_steps",
@@ -38,9 +41,13 @@ __all__ = [
 
 
 class ClipState(NamedTuple):
-    """State of :func:`clip_by_global_norm`: the norm of the last gradients, before clipping."""
+    """State of a clip: the norm of the last gradients, before clipping.
 
-    norm: jax.Array
+    Of :func:`clip_by_block_norm` and :func:`clip_by_adaptive_norm`: all norms, as
+    :func:`gradkit.jax.clip_by_block_norm` returns them.
+    """
+
+    norm: Any
 
 
 class SpikeGuardState(NamedTuple):
@@ -136,6 +143,106 @@ def clip_by_global_norm(
         return clipped.grads, ClipState(clipped.norm)
 
     return optax.GradientTransformation(init, update)
+
+
+def clip_by_block_norm(
+    max_norm: Any,
+    norm_type: float = 2.0,
+    *,
+    axis: Any = None,
+    rms: bool = False,
+    blocks: Any = None,
+    axis_name: Any = None,
+    replicas: Any = 1,
+    eps: float = 1e-6,
+    nonfinite: Literal["propagate", "zero"] = "propagate",
+) -> optax.GradientTransformation:
+    """Clip each gradient, unit or block: :func:`gradkit.jax.clip_by_block_norm`.
+
+    Parameters
+    ----------
+    max_norm, norm_type, axis, rms, blocks, axis_name, replicas, eps, nonfinite
+        As in :func:`gradkit.jax.clip_by_block_norm`.
+
+    Returns
+    -------
+    optax.GradientTransformation
+        Its state is a :class:`ClipState`, with the norms.
+
+    References
+    ----------
+    ``optax.clip_by_block_rms``, which is ``rms=True``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from gradkit.jax import transforms
+    >>> clip = transforms.clip_by_block_norm(2.5)
+    >>> grads = {"w": jnp.array([3.0, 4.0]), "b": jnp.array([1.0])}
+    >>> clipped, state = clip.update(grads, clip.init(grads))
+    >>> clipped["w"], state.norm["w"]
+    (Array([1.5, 2. ], dtype=float32), Array(5., dtype=float32))
+    """
+
+    def clip(updates: Any, params: Any, name: Any = axis_name, copies: Any = replicas) -> Any:  # noqa: ARG001
+        return block_clipping.clip_by_block_norm(
+            updates,
+            max_norm,
+            norm_type,
+            axis=axis,
+            rms=rms,
+            blocks=blocks,
+            axis_name=name,
+            replicas=copies,
+            eps=eps,
+            nonfinite=nonfinite,
+        )
+
+    # Norms have the same shapes over devices, whose axes are not known outside of a step.
+    return _by_unit_norms(clip, partial(clip, name=None, copies=1))
+
+
+def clip_by_adaptive_norm(
+    clipping: Any = 0.01,
+    *,
+    eps: float = 0.001,
+    axis: Any = None,
+    nonfinite: Literal["propagate", "zero"] = "propagate",
+) -> optax.GradientTransformation:
+    """Clip by the norms of parameters: :func:`gradkit.jax.clip_by_adaptive_norm`.
+
+    Parameters
+    ----------
+    clipping, eps, axis, nonfinite
+        As in :func:`gradkit.jax.clip_by_adaptive_norm`.
+
+    Returns
+    -------
+    optax.GradientTransformation
+        ``update`` needs the parameters. Its state is a :class:`ClipState`, with the norms.
+
+    References
+    ----------
+    ``optax.adaptive_grad_clip``, whose ``axis`` is all but the last.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from gradkit.jax import transforms
+    >>> clip = transforms.clip_by_adaptive_norm(0.5)
+    >>> params = jnp.array([0.0, 1.0])
+    >>> clip.update(jnp.array([3.0, 4.0]), clip.init(params), params)[0]
+    Array([0.3, 0.4], dtype=float32)
+    """
+
+    def clip(updates: Any, params: Any) -> Any:
+        if params is None:
+            raise ValueError("clip_by_adaptive_norm needs parameters: update(grads, state, params)")
+        return block_clipping.clip_by_adaptive_norm(
+            updates, params, clipping, eps=eps, axis=axis, nonfinite=nonfinite
+        )
+
+    return _by_unit_norms(clip, clip)
 
 
 def clip_spikes(
@@ -393,6 +500,22 @@ def _settings(guard: gradkit.SpikeGuard | None) -> tuple[float, float, int, bool
         )
     decay, threshold, warmup = settings
     return decay, threshold, warmup, False
+
+
+def _by_unit_norms(
+    clip: Callable[[Any, Any], Any], alone: Callable[[Any, Any], Any]
+) -> optax.GradientTransformation:
+    """A transformation that clips; ``alone`` gives norms of the same shapes on one device."""
+
+    def init(params: Any) -> ClipState:
+        norms = jax.eval_shape(alone, params, params)[1]
+        return ClipState(jax.tree.map(lambda norm: jnp.zeros(norm.shape, norm.dtype), norms))
+
+    def update(updates: Any, state: ClipState, params: Any = None) -> Any:  # noqa: ARG001
+        clipped, norms = clip(updates, params)
+        return clipped, ClipState(norms)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _taken(step_result: Any, state: Any) -> Any:

@@ -120,7 +120,7 @@ def test_on_a_gpu_work_goes_to_xlas_stream(monkeypatch):
 # What is said of memory, of containers and of what gradkit.jax has otherwise.
 OTHERWISE = (
     *("\\[", "read-only", "overlaps", "memory", "counterpart", "replica", "no group"),
-    *("nonfinite", "byte order", "a NumPy scalar", "not ndarray", "a bool array, not"),
+    *("nonfinite", "byte order", "a NumPy scalar", "not ndarray", "a bool array, not", "per unit"),
     *(
         "is a NoneType; exp",
         "first step",
@@ -202,7 +202,7 @@ def test_transforms_say_that_they_need_optax(monkeypatch):
 def test_the_code_of_the_page_runs():
     page = Path(gradkit.__file__).parents[1] / "docs" / "jax.md"
     blocks = re.findall(r"^```py\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names = {}
     exec(blocks[0], names)
     assert float(names["norm"]) > 0
@@ -211,14 +211,17 @@ def test_the_code_of_the_page_runs():
     assert float(names["norm"]) == pytest.approx(8**0.5)
     assert float(gradkit.grad_norm(np.asarray(names["grads"]))) == pytest.approx(1)
     exec(blocks[2], names)
+    assert float(names["norms"]["experts"]) == pytest.approx(24**0.5)
+    np.testing.assert_array_equal(names["grads"]["dense"], np.ones(3))
+    exec(blocks[3], names)
     mean = np.asarray(names["x"] @ names["params"]["w"]).mean(0)
     np.testing.assert_allclose(names["stats"]["running_mean"], 0.1 * mean, rtol=1e-6)
     assert names["evaluated"].shape == (16, 8)
-    exec(blocks[3], names)
+    exec(blocks[4], names)
     wanted = np.tile(names["params"]["scale"], (5, 1))
     np.testing.assert_allclose(names["normal"], wanted, rtol=1e-5)
     before = names["params"]
-    exec(blocks[4], names)
+    exec(blocks[5], names)
     assert int(names["state"].step) == 0
     assert float(names["state"].inner[0].norm) > 0
     assert float(jnp.abs(names["params"]["w"] - before["w"]).max()) > 0

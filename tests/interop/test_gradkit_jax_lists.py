@@ -512,6 +512,9 @@ TRACED = {
     "grad_norm": gradkit.jax.grad_norm,
     "grad_stats": lambda g: gradkit.jax.grad_stats(g).table,
     "clip_by_global_norm": lambda g: gradkit.jax.clip_by_global_norm(g, 1.0),
+    "clip_by_block_norm": lambda g: gradkit.jax.clip_by_block_norm(g, 1.0, axis=0),
+    "clip_by_block_norm, blocks": lambda g: gradkit.jax.clip_by_block_norm(g, 1.0, blocks="all"),
+    "clip_by_adaptive_norm": lambda g: gradkit.jax.clip_by_adaptive_norm(g, g),
     "accumulate_grads": lambda g: gradkit.jax.accumulate_grads(g, g, scale=0.5),
     "accumulate_grads, compensated": lambda g: gradkit.jax.accumulate_grads(g, g, compensation=g),
     "accumulate_grads, stochastic": lambda g: gradkit.jax.accumulate_grads(
@@ -520,6 +523,8 @@ TRACED = {
 }
 OPTIMIZERS = {
     "clip_by_global_norm": lambda: transforms.clip_by_global_norm(1.0),
+    "clip_by_block_norm": lambda: transforms.clip_by_block_norm(1.0),
+    "clip_by_adaptive_norm": transforms.clip_by_adaptive_norm,
     "clip_spikes": lambda: transforms.clip_spikes(warmup=1),
     "accumulate": lambda: transforms.accumulate(optax.adam(0.1), 2),
     "skip_steps": lambda: transforms.skip_steps(
@@ -568,8 +573,9 @@ def test_outside_of_jit_a_step_is_compiled_once(name, compilations):
 
 
 def test_every_function_of_a_pytree_is_traced():
-    modules = gradkit.jax.accumulation, gradkit.jax.clipping, gradkit.jax.statistics
-    assert {*TRACED} >= {name for module in modules for name in module.__all__}
+    modules = "accumulation", "block_clipping", "clipping", "statistics"
+    every = [name for module in modules for name in getattr(gradkit.jax, module).__all__]
+    assert {*TRACED} >= {*every}
     assert {*OPTIMIZERS} == {n for n in transforms.__all__ if not n.endswith("State")}
 
 

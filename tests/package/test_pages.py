@@ -25,7 +25,7 @@ FENCE = r"^```([^\n]*)\n(.*?)^```"
 RUN_ELSEWHERE = {
     "docs/gpu.md": {"tests/gpu/test_pages.py": 1},
     "docs/frameworks.md": {"tests/interop/test_examples.py": 2},
-    "docs/jax.md": {"tests/interop/test_gradkit_jax.py": 5},
+    "docs/jax.md": {"tests/interop/test_gradkit_jax.py": 6},
     "docs/torch.md": {"tests/interop/test_gradkit_torch_page.py": 11},
     "docs/parallelism.md": {"tests/processes/cut_models.py": 6},
     "docs/distributed.md": {

@@ -106,6 +106,7 @@ PRIVATE = {
         "_host",
         "_numpy.floating_point",
         "_open.foreign",
+        "_open.units",
     }
     | {"_ranks.statistics"},
     "torch": RECORDS
