@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradkit._backend import Array
+from gradkit._backend import Array, Shape
 from gradkit._calls import checks
 from gradkit.jax._callbacks import ResultShape, is_known, sharding_of, varying
 
@@ -64,13 +64,18 @@ def results_like(
 
 def without_elements(arrays: dict[str, Any]) -> dict[str, Array]:
     """Arrays of the same shapes behind an axis of length 0."""
-    for path, array in arrays.items():
-        if not is_known(array.shape):
-            raise TypeError(
-                f"an array at {path or 'the root'!r} has shape {array.shape}: gradkit.jax's sums "
-                "and steps take no symbolic sizes; export with fixed sizes"
-            )
+    refuse_symbolic_sizes({path: array.shape for path, array in arrays.items()})
     return {path: np.empty((0, *a.shape), a.dtype) for path, a in arrays.items()}
+
+
+def refuse_symbolic_sizes(shapes: dict[str, Shape]) -> None:
+    """Raise if the size of an axis is a name, as in an export."""
+    for path, shape in shapes.items():
+        if not is_known(shape):
+            raise TypeError(
+                f"an array at {path or 'the root'!r} has shape {shape}: gradkit.jax's sums, "
+                "steps and clips by units take no symbolic sizes; export with fixed sizes"
+            )
 
 
 def shapes_alike(of: str, arrays: dict[str, Any], **others: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from gradkit._open.units import (
 )
 from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all, sharding_of, varying
 from gradkit.jax._numbers import doubles, pairs, read, store, widest
-from gradkit.jax._pytrees import by_path
+from gradkit.jax._pytrees import by_path, refuse_symbolic_sizes
 from gradkit.jax.clipping import (
     REFUSAL,
     STATE,
@@ -252,8 +252,9 @@ def _each(values: Any, grads: Any, label: str) -> list[Any]:
 
 def _axes(axis: Any, grads: Any) -> Axes:
     """The axes of each gradient's units."""
-    shapes = [np.shape(grad) for grad in jax.tree.leaves(grads)]
-    return units_of_shapes(_each(axis, grads, "axis"), shapes, _names(grads)).axes
+    names, shapes = _names(grads), [*map(np.shape, jax.tree.leaves(grads))]
+    refuse_symbolic_sizes(dict(zip(names, shapes, strict=True)))
+    return units_of_shapes(_each(axis, grads, "axis"), shapes, names).axes
 
 
 def _keys(blocks: Any, grads: Any) -> list[Any]:

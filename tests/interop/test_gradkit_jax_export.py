@@ -78,8 +78,11 @@ def test_lists_of_fixed_and_of_other_sizes():
     for function, shapes in ((clip, fixed), (clip, symbolic), (add, fixed)):
         found = exported(function, shapes)(grads)
         assert_all_same_bits(*map(jax.tree.leaves, (found, function(grads))))
-    with pytest.raises(TypeError, match=r"'w' has shape \(batch, 3\): gradkit.*no symbolic sizes"):
-        exported(add, symbolic)
+    by_unit = lambda g: gradkit.jax.clip_by_block_norm(g, 1.0, axis=0)  # noqa: E731
+    for function in (add, by_unit):
+        said = r"'w' has shape \(batch, 3\): gradkit.*no symbolic sizes"
+        with pytest.raises(TypeError, match=said):
+            exported(function, symbolic)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +119,7 @@ NUMBERS = {
     "norm_type": lambda n: gradkit.jax.grad_norm(X, n),
     "replicas": lambda n: gradkit.jax.clip_by_global_norm(X, 1.0, replicas=n, axis_name="i"),
     "clip": lambda n: gradkit.jax.clip_by_global_norm(X, 1.0, clip=n),
+    "rms": lambda n: gradkit.jax.clip_by_block_norm(X, 1.0, rms=n),
 }
 
 

@@ -70,6 +70,9 @@ LISTS = {
     "grad_norm": gradkit.jax.grad_norm,
     "1-norm": partial(gradkit.jax.grad_norm, norm_type=1.0, scale=0.25),
     "clip_by_global_norm": lambda g: gradkit.jax.clip_by_global_norm(g, 0.5),
+    "clip_by_block_norm": lambda g: gradkit.jax.clip_by_block_norm(g, 0.5, axis=0),
+    "blocks": lambda g: gradkit.jax.clip_by_block_norm(g, 0.5, blocks=lambda name, _: name[0]),
+    "clip_by_adaptive_norm": lambda g: gradkit.jax.clip_by_adaptive_norm(g, g, 0.5, axis=1),
     "accumulate_grads": lambda g: gradkit.jax.accumulate_grads(g, g, scale=1 / 3),
     "grad_stats": gradkit.jax.grad_stats,
 }
