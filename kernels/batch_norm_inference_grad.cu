@@ -4,17 +4,21 @@
 //   infer_gradient:    dx = dy * inv_std * scale; partials[0] = sums of dy * xhat, partials[1] = sums of dy
 //   finish_parameters: dscale, dbias = totals
 //
-// dy, x, dx: (before, channels, after) of DATA_T, C order; dx may be dy. mean, var: channels of
-// STAT_T. scale: channels of PARAM_T, or null (1). partials: (2, shares, channels) of double,
-// shares = gridDim.y of infer_gradient; or null if dscale and dbias are not computed; x is then not
-// read. dscale, dbias: channels of PARAM_T. All outputs are written with =. Deterministic: fixed
-// orders, no atomics.
+// dy, x, dx: (before, channels, after) of DATA_T, C order; dx may be dy, or is not wanted, and null,
+// if LACKING. mean, var: channels of STAT_T. scale: channels of PARAM_T, or null (1). partials:
+// (2, shares, channels) of double, shares = gridDim.y of infer_gradient; or null if dscale and dbias
+// are not computed; x is then not read. dscale, dbias: channels of PARAM_T. All outputs are written
+// with =. Deterministic: fixed orders, no atomics.
 //
 // Launch: infer_gradient as in channels.cuh, blockDim.x * blockDim.y at most 256, blockDim.y a power
 // of two; any grid. If VEC > 1, arrays are aligned for packs and after (channels if LAST) is a multiple
 // of VEC. finish_parameters: blockDim = (x, y), y a power of two and x * y at most 1024; any gridDim.x.
 
 #include "known_stats.cuh"
+
+#ifndef LACKING
+#define LACKING 0
+#endif
 
 // Packs, a multiple of AT_ONCE, that are summed in the accumulation dtype before they go to double.
 #define STRETCH 16
@@ -45,7 +49,7 @@ __device__ __forceinline__ void apply_stretch(
                 part[0][k % OWN] = fused(own, xhat_of(xs.at[b], k, of), part[0][k % OWN]);
                 part[1][k % OWN] += own;
             }
-            store<VEC>(dx + places.at[b], out);
+            if (!LACKING) store<VEC>(dx + places.at[b], out);
         }
     }
 #pragma unroll

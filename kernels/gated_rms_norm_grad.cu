@@ -8,15 +8,20 @@
 //   partials[block][column] = sum over the block's rows of u * xhat
 //
 // dy, x, gate, dx, dgate: (rows, width) of DATA_T, strided by `layout`, in this order; dx may be dy
-// or x, dgate may be dy or gate. scale: width of PARAM_T or null. inv_std: rows of STAT_T. partials:
-// (gridDim.x, width) of the accumulation dtype, or null if dscale is not wanted. All outputs are
-// written with =. Deterministic: fixed orders, no atomics.
+// or x, dgate may be dy or gate. If LACKING, each may be null, which is not wanted then. scale: width
+// of PARAM_T or null. inv_std: rows of STAT_T. partials: (gridDim.x, width) of the accumulation
+// dtype, or null if dscale is not wanted. All outputs are written with =. Deterministic: fixed
+// orders, no atomics.
 //
 // Launch: as gated_rms_norm.cu. With CHUNKS, a thread keeps the sums of its columns in registers;
 // without, y is 1, and sums are kept in partials.
 
 #include "gated.cuh"
 #include "registers.cuh"
+
+#ifndef LACKING
+#define LACKING 0
+#endif
 
 // The numbers of arrays in the layout.
 enum { DY, X, GATE, DX, DGATE };
@@ -25,6 +30,7 @@ struct Row {
     const DATA_T *dy, *x, *gate;
     const PARAM_T* scale;
     DATA_T *dx, *dgate;
+    bool has_dx, has_dgate;
     A inv_std;
     i64 width;  // 0 for a row beyond the last
 };
@@ -35,8 +41,10 @@ struct Part {
     Scale scale;
 };
 
-// Beside four packs of a row, ptxas would spill; from compute capability 10.0 on also beside two of 16 bits, gate first.
-constexpr bool SCALE_LATE = CHUNKS == 4 || (CHUNKS == 2 && SINCE_10 && !BEFORE && sizeof(DATA_T) == 2);
+// Beside four packs of a row, ptxas would spill; gate first beside two of 16 bits too, from compute capability 10.0 on,
+// and if LACKING with a wider scale.
+constexpr bool BESIDE_TWO = SINCE_10 || (LACKING && VEC * sizeof(PARAM_T) == 32);
+constexpr bool SCALE_LATE = CHUNKS == 4 || (CHUNKS == 2 && BESIDE_TWO && !BEFORE && sizeof(DATA_T) == 2);
 
 __device__ __forceinline__ Part fetch_part(const Row& row, i64 column) {
     const bool inside = column < row.width;
@@ -93,7 +101,7 @@ __device__ __forceinline__ void write_early(
         sums[i] = fused(of.u(at, i), xhat, sums[i]);
         dgate[i] = widen(at.dy.at(i)) * xhat * scale[i] * of.slope[i];
     }
-    if (BEFORE) store_data(row.dgate + column, dgate);
+    if (BEFORE && (!LACKING || row.has_dgate)) store_data(row.dgate + column, dgate);
 }
 
 __device__ __forceinline__ void write_late(const Row& row, i64 column, const Terms& of, A mean) {
@@ -104,8 +112,8 @@ __device__ __forceinline__ void write_late(const Row& row, i64 column, const Ter
         dx[i] = BEFORE ? dsource : dsource * of.factor[i];
         dgate[i] = dsource * widen(of.x.at(i)) * of.slope[i];
     }
-    store_data(row.dx + column, dx);
-    if (!BEFORE) store_data(row.dgate + column, dgate);
+    if (!LACKING || row.has_dx) store_data(row.dx + column, dx);
+    if (!BEFORE && (!LACKING || row.has_dgate)) store_data(row.dgate + column, dgate);
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1) gated_rms_norm_grad(
@@ -116,6 +124,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) gated_rms_norm_grad(
     __shared__ double slots[2 * WARP];
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.y;
     const double share = 1.0 / width;
+    const bool has_late = !LACKING || dx || (!BEFORE && dgate);  // what depends on a row's mean
     A* own = partials ? partials + blockIdx.x * width : nullptr;
 #if CHUNKS
     __shared__ A tile[MERGED_THREADS * VEC];
@@ -131,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) gated_rms_norm_grad(
         const Row row = {
             dy + start_of(layout, DY, place, width), x + start_of(layout, X, place, width),
             gate + start_of(layout, GATE, place, width), scale, dx + start_of(layout, DX, place, width),
-            dgate + start_of(layout, DGATE, place, width), inside ? widen(inv_std[number]) : A{0},
-            inside ? width : 0,
+            dgate + start_of(layout, DGATE, place, width), dx != nullptr, dgate != nullptr,
+            inside ? widen(inv_std[number]) : A{0}, inside ? width : 0,
         };
         double total = 0;
 #if CHUNKS
@@ -153,15 +162,16 @@ extern "C" __global__ void __launch_bounds__(512, 1) gated_rms_norm_grad(
             write_early(row, column, part[c], terms[c], factors, sums[c]);
         }
 #else
-        for (i64 k = 0; column_of(k) < row.width; ++k) {
+        for (i64 k = 0; has_late && column_of(k) < row.width; ++k) {
             const Part part = fetch_part(row, column_of(k));
             A factors[VEC];
             widen_scale(layout, part.scale, factors);
             total += sum_of_products(Terms(part, factors, silu), row.inv_std);
         }
 #endif
-        const A mean = narrow<A>(__dmul_rn(row_sums(total, slots, turn), share));
+        const A mean = has_late ? narrow<A>(__dmul_rn(row_sums(total, slots, turn), share)) : A{0};
 #if CHUNKS
+        if (!has_late) continue;
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c)
             if (column_of(c) < row.width) write_late(row, column_of(c), terms[c], mean);
@@ -175,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) gated_rms_norm_grad(
             widen_scale(layout, part.scale, factors);
             const Terms terms(part, factors, silu);
             write_early(row, column, part, terms, factors, sums);
-            write_late(row, column, terms, mean);
+            if (has_late) write_late(row, column, terms, mean);
             if (partials) store<VEC>(own + column, sums);
         }
 #endif

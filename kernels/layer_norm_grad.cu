@@ -6,8 +6,7 @@
 //   partials[1][block][column] = the same sum of dy (not for RMS)
 //
 // dy, source, dx: (rows, width) of DATA_T, C order, or strided by `layout` (row_starts.cuh); dx may
-// be dy, or null if MAY_LACK_DX and not ODD. ds: the same, or null; dx may be ds. scale, bias: width
-// of PARAM_T or null. mean, inv_std: rows of STAT_T. partials: (PLANES, samples, gridDim.x, width) of the accumulation dtype, or null if
+// be dy, or null unless ADDED. ds: the same, or null; dx may be ds. scale, bias: width of PARAM_T or null. mean, inv_std: rows of STAT_T. partials: (PLANES, samples, gridDim.x, width) of the accumulation dtype, or null if
 // no parameter gradient is computed. All outputs are written with =. Deterministic: fixed orders, no
 // atomics.
 //
@@ -87,6 +86,9 @@ constexpr bool THREE_BLOCKS = SHORT_ODD && !SINCE_10;
 constexpr int BIAS = HAS_BIAS && INVERSES ? PARAMETER : 0;
 constexpr bool TWO_BLOCKS = !LONG && CHUNKS * VEC * words<A>() <= 8 && TAKEN + BIAS <= registers(512, 2);
 constexpr int BLOCKS = THREE_BLOCKS ? 3 : TWO_BLOCKS ? 2 : 1;
+
+// True if a row is left early where dx is null.
+constexpr bool LEFT = LEFT_EARLY && !ODD;
 
 // Other rows wait for instructions, and not for memory.
 constexpr bool WAITS_FOR_MEMORY = !LONG && !STRIDED && !ODD && VEC > 1;
@@ -391,21 +393,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) layer_norm_grad(
         const u32 lead = lead_of(row, width);
         if (ACROSS) move_own(at, lead);
         const Pair<A> sums = sum_row(in, of, width, own, at);
-        if (MAY_LACK_DX && !ODD && !dx) continue;
+        if (LEFT && !dx) continue;
         Pair<A> means = row_sums<ODD>(sums, slots, turn);
         means.first = means.first * share;
         means.second = means.second * share;
         const Place place = place_of(in.layout, row);
+        const bool wanted = row < end && (ADDED || LEFT || dx);
         DATA_T* to = dx + start_of(in.layout, DX, place, width);
 #if ODD && !STRIDED
         // Read before the barrier of the next row's sums, or by the warp that wrote it.
         __shared__ Raw<DATA_T, VEC> exchanged[THREADS * CHUNKS + 3 * MERGED_THREADS / WARP];
         DATA_T* between = reinterpret_cast<DATA_T*>(exchanged + threadIdx.y * (blockDim.x * CHUNKS + 3));
-        if (row < end) write_row(in, between, place, width, at, own, of, means);
+        if (wanted) write_row(in, between, place, width, at, own, of, means);
         __syncthreads();
-        if (row < end) write_exchanged(between, to, width, lead);
+        if (wanted) write_exchanged(between, to, width, lead);
 #else
-        if (row < end) write_row(in, to, place, width, at, own, of, means);
+        if (wanted) write_row(in, to, place, width, at, own, of, means);
 #endif
     }
     if (partials) write_partials(partials, width, own, tile);

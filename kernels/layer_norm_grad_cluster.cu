@@ -160,11 +160,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(CLUSTER_T
         if (DS_EARLY) fetch_ds(in, row, width, at);
         const Statistics of = widen(at.of);
         const Pair<A> sums = sum_row(in, of, width, own, at);
-        if (MAY_LACK_DX && !dx) continue;
+        if (LEFT_EARLY && !dx) continue;
         Pair<A> means = cluster_sums(sums, slots, turn);
         means.first = means.first * share;
         means.second = means.second * share;
-        write_row(in, dx, row, width, at, own, of, means);
+        if (ADDED || LEFT_EARLY || dx) write_row(in, dx, row, width, at, own, of, means);
     }
     if (!partials) return;
 #pragma unroll

@@ -137,7 +137,7 @@ __device__ __forceinline__ void apply_to_columns(
                 add_to_columns(e, [&](int plane, int i) -> A& { return totals[plane][k + i]; });
                 put_numbers(out, k, gradient(e, means, of.inv_std, numbers_at(further, k)));
             }
-            if (!MAY_LACK_DX || dx) store_data(dx + start_of(in.layout, DX, place, width) + column, out);
+            if (ADDED || dx) store_data(dx + start_of(in.layout, DX, place, width) + column, out);
         }
     }
 }

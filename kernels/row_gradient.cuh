@@ -16,9 +16,9 @@
 // True if a bias is subtracted from the norm's output.
 #define HAS_BIAS (FROM_OUTPUT && CENTRED)
 
-// True if dx may be null, if it is not wanted: others would wait for memory once more.
-// `_cuda/row_gradient.py` knows it too.
-constexpr bool MAY_LACK_DX = VEC * sizeof(DATA_T) == 16 && !ADDED;
+// dx may be null, if it is not wanted, unless ADDED. Rows of whole packs are then left before their own sums are
+// joined. Others would wait for memory once more if they could be: they only leave out what they write.
+constexpr bool LEFT_EARLY = VEC * sizeof(DATA_T) == 16 && !ADDED;
 
 // The numbers of arrays in a layout.
 enum { DY, SOURCE, DX, DS };

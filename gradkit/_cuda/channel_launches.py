@@ -324,6 +324,11 @@ class BatchLaunches(Launches):
         """The kernels that finish and begin the steps which a batch norm is split into."""
         return replace(self, file=STEPS, macros=_steps_macros(self.macros))
 
+    @cached_property
+    def lacking(self) -> "BatchLaunches":
+        """The kernels that write no dx, on the same grid, so that sums have the same bits."""
+        return replace(self, macros=self.macros | {"LACKING": 1})
+
     def moments(self, x: Data) -> Parts:
         """The moments of every share of each channel."""
         parts = self.parts()

@@ -33,10 +33,10 @@ from gradkit._cuda.held_groups import (
     Outs,
 )
 from gradkit._cuda.launch.buffers import copy_back, fill, usable
-from gradkit._cuda.launch.device import Device, note_others, scratch
+from gradkit._cuda.launch.device import Device, note_others
 from gradkit._cuda.launch.kernels import Launch, kernel, types_of
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._dtypes import Types, accumulation_name, dtype_named, float_name
+from gradkit._dtypes import Types, accumulation_name, float_name
 from gradkit.errors import BackendUnavailableError
 
 _Running: TypeAlias = tuple[RunningMean | None, RunningVar | None]
@@ -105,12 +105,11 @@ class ChannelNorms(OnDevice):
         if call.plan.launcher is None and not call.x.shape[call.channel_axis]:
             return
         work = self._batch("batch_norm_inference_grad", call, call.mean, call.scale, call.dbias)
+        if call.dx is None:
+            work = work.lacking
         view = work.columns.view
         inputs = view(call.dy), view(call.x), call.scale, call.mean, call.var
-        own: Any = view(call.dx)
-        if own is None:
-            own = scratch(self.device, work.columns.extent, dtype_named(str(work.macros["DATA_T"])))
-        outs = own, call.dscale, call.dbias
+        outs = view(call.dx), call.dscale, call.dbias
         read, written = work.usable(inputs, outs)
         dx, dscale, dbias = written
         partials = work.partials() if _has_sums(call) else None

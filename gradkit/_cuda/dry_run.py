@@ -17,7 +17,12 @@ from numpy.lib.stride_tricks import as_strided
 from gradkit._backend import Array, Shape
 from gradkit._calls import rows
 from gradkit._calls.backend import record_of
-from gradkit._calls.channels import BatchNormApply, BatchNormGradApply, ChannelOperations
+from gradkit._calls.channels import (
+    BatchNormApply,
+    BatchNormGradApply,
+    BatchNormInferenceGrad,
+    ChannelOperations,
+)
 from gradkit._calls.layouts import GroupLayout
 from gradkit._calls.lists import (
     DIGITS,
@@ -202,10 +207,11 @@ def _rows(kind: type[Record], dtypes: Set[str]) -> Fields:
         further = "ds" in kind.fields
         for x in (whole, *apart):
             data = dict.fromkeys(("dy", "x", "y", "s", "dx", "residual", "gate", "dgate"), x)
+            if "norm_before_gate" in kind.fields:
+                for before, out in product((True, False), (x, None)):
+                    yield fields | data | {"norm_before_gate": before, "dgate": out}
             for ds in (None, x) if further else (None,):
                 yield fields | data | {"ds": ds}
-            if "norm_before_gate" in kind.fields:
-                yield fields | data | {"norm_before_gate": False}
         if "scale_offset" in kind.fields and width * whole.itemsize % VECTOR_BYTES == 0:
             data = dict.fromkeys(data, whole)
             yield fields | data | {"ds": None, "scale_offset": 1.0}
@@ -228,7 +234,10 @@ def _channels(kind: Any, dtypes: Set[str]) -> Fields:
         fields |= dict.fromkeys(("means", "variances"), np.empty((2, *channels)))
         fields |= {"counts": np.empty(2), "total": np.empty(()), "count": 2.0}
         fields |= {"eps": 0.0, "momentum": 0.1, "engine": "native"}
-        yield fields | {"channel_axis": 1, "num_groups": 1}
+        fields |= {"channel_axis": 1, "num_groups": 1}
+        yield fields
+        if kind is BatchNormInferenceGrad:
+            yield fields | {"dx": None}
 
 
 def _two_lists(*names: str) -> tuple[list[Array], list[Array]]:

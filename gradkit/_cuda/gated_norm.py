@@ -13,7 +13,7 @@ import numpy as np
 
 from gradkit._calls.rows import GatedRmsNorm, GatedRmsNormGrad
 from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, writable_like
-from gradkit._cuda.launch.device import Device, scratch, workspace
+from gradkit._cuda.launch.device import Device, workspace
 from gradkit._cuda.launch.grids import Places, row_blocks, sharing_places
 from gradkit._cuda.launch.kernels import Launch, LoadedKernel, kernel, norm_macros, types_of
 from gradkit._cuda.launch.operations import OnDevice
@@ -48,16 +48,22 @@ def _launcher(device: Device, call: GatedRmsNorm | GatedRmsNormGrad) -> "_GatedL
     launcher: _GatedLaunches | None = call.plan.launcher
     if launcher is None:
         types, before = types_of(call.x, call.inv_std, call.scale), call.norm_before_gate
-        launcher = _GatedLaunches.of(device, types, call.x.shape, call.axis, before=before)
+        of_both = isinstance(call, GatedRmsNorm) or not (call.dx is None or call.dgate is None)
+        kind = {"before": before, "lacking": not of_both}
+        launcher = _GatedLaunches.of(device, types, call.x.shape, call.axis, **kind)
         call.plan.launcher = launcher
     return launcher
 
 
 @dataclass(frozen=True, eq=False)
 class _GatedLaunches(RowLaunches):
-    """Launches that the norm and its gradient share; ``before``: the norm precedes the gate."""
+    """Launches that the norm and its gradient share; ``before``: the norm precedes the gate.
+
+    ``lacking``: a gradient of ``x`` or of ``gate`` is not wanted.
+    """
 
     before: bool
+    lacking: bool
 
     def normalize(self, call: GatedRmsNorm) -> None:
         """Launch the norm on the arrays, or on copies of those that it cannot reach."""
@@ -85,11 +91,7 @@ class _GatedLaunches(RowLaunches):
             copy_back(call.dscale, dscale)
 
     def _write_gradients(self, call: GatedRmsNormGrad, partials: Any) -> None:
-        device, read = self.device, (call.dy, call.x, call.gate)
-        written = [
-            scratch(device, call.x.shape, call.x.dtype) if out is None else out
-            for out in (call.dx, call.dgate)
-        ]
+        device, read, written = self.device, (call.dy, call.x, call.gate), (call.dx, call.dgate)
         inputs, (dx, dgate) = self.starts.reachable(device, read, written)
         scale = contiguous(device, call.scale, self.vector)
         inv_std = contiguous(device, call.inv_std)
@@ -136,6 +138,8 @@ class _GatedLaunches(RowLaunches):
         macros |= {"BEFORE": int(self.before), "CHUNKS": chunks}
         if variant.piece:
             macros["PIECE"] = variant.piece
+        if self.lacking:
+            macros["LACKING"] = 1
         return kernel(self.device, name, name, **macros)
 
     def _launch(self, name: str, places: Places | None) -> Launch:

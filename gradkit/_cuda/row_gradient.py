@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from gradkit._backend import Address, Array
+from gradkit._backend import Array
 from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
 from gradkit._calls.rows import (
     InvertibleLayerNormGrad,
@@ -147,8 +147,6 @@ class GradientLaunches(RowLaunches):
 
     def run(self, inputs: Inputs, outputs: Outputs, ds: Data | None, scale_offset: float) -> None:
         """Launch the kernels on the arrays, or on copies of those that they cannot reach."""
-        if not (self.has_dx or self.whole):  # kernels of whole packs take a null pointer
-            outputs = self._scratch_like(inputs[1]), *outputs[1:]
         plain = ds is None and not scale_offset and self.samples == 1
         without_gaps = plain or self.whole  # there is a kernel for rows without gaps
         variant = self.plain if plain else FURTHER if ds is None else ADDED
@@ -183,12 +181,6 @@ class GradientLaunches(RowLaunches):
         self._launch(variant, inputs, written, *further)
         for out, result in zip(outputs, written, strict=True):
             copy_back(out, result)
-
-    def _scratch_like(self, source: Any) -> Any:
-        """Memory for a dx that nobody reads."""
-        whole = self.rows * self.samples, self.width
-        shape = whole if type(source) is Address else source.shape
-        return scratch(self.device, shape, dtype_named(self.types[0]))
 
     def _launch(self, variant: Variant, inputs: Inputs, outputs: Outputs, *further: Any) -> None:
         """``further``: the arguments that only kernels of a variant have."""

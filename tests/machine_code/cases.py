@@ -69,7 +69,7 @@ def is_common(case: Case) -> bool:
     words = {macro.partition("=")[2] for macro in case.macros}
     rare = {"f16", "f64", "Sum", "Largest", "SumOfPowers"} & words
     odd = {"VEC=1", "VEC=2", "PIECE=1", "CAPACITY=0", "FROM_OUTPUT=1", "LAST=1", "CHUNKS=0"}
-    odd &= set(case.macros)
+    odd = {*odd, "LACKING=1"} & set(case.macros)
     return not rare and not odd and not {"GRAD=bf16", "BUFFER=f32"} <= set(case.macros)
 
 
