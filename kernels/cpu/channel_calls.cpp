@@ -33,9 +33,13 @@ constexpr i64 MOST_COLUMNS = 1 << 15, MOST_WIDTH = 1 << 14;
 constexpr i64 SHORT_LINE = 16;
 // Bytes that are fetched ahead of sums.
 constexpr i64 AHEAD = 8192;
+// Elements of a statistic from which on sums of float32 are in float32 first, as of 16-bit numbers.
+constexpr i64 NARROW = 1 << 11;
+// Bytes of an array that is more than the caches next to a processor have room for.
+constexpr i64 LARGE = 1 << 23;
 // Bytes of a result from which on it is written past the caches: together with what reads it
 // afterwards, that takes no longer then.
-constexpr i64 STREAMED = 1 << 23;
+constexpr i64 STREAMED = 1 << 24;
 // Times this, float64 numbers, their differences and squares add up without overflow. What it takes
 // from the smallest counts for nothing beside those that overflowed.
 constexpr double SMALL = 0x1p-600;
@@ -121,7 +125,7 @@ private:
 // Results for a unit from one visit (float64: in two) of its elements: sums of distances from one
 // of them, which are 0 if all are equal. It is less than n - 1 deviations from the mean, for which
 // float64 has room beside float32. Of float64, distances from the mean correct what rounding left.
-// Sums of 16-bit numbers are in float32 first, and again in float64 if that had no room.
+// Sums that are `narrow` are in float32 first, and again in float64 if that had no room.
 struct Moments {
     double first, centre, low, variance;
     bool done;
@@ -133,7 +137,7 @@ struct Moments {
     }
 
     // After visit number 0 and so on. Infinite sums of float64 are computed again of smaller numbers.
-    void visited(int visit, i64 item, double count, double sum, double squares) {
+    void visited(int visit, i64 item, bool narrow, double count, double sum, double squares) {
         const double rest = sum / count;
         if (item == 8 && visit % 2 == 0) {
             centre += rest;
@@ -141,7 +145,7 @@ struct Moments {
         }
         low = rest;
         variance = squares / count - rest * rest;
-        if (item == 2 && visit == 0 && !had_room(rest, variance)) return;
+        if (narrow && visit == 0 && !had_room(rest, variance)) return;
         if (visit == 1 && !(variance - variance == 0)) {
             centre = first * SMALL;
             return;
@@ -191,8 +195,9 @@ template <typename A> struct Shared {
           columns(layout.channels * layout.spread),
           size(layout.samples * layout.channels * layout.space),
           count(static_cast<double>(layout.width * layout.space)),
-          large(size * item >= STREAMED),
-          streamed(item > 2 && large && out.data != x.data && out.data != dy.data),
+          narrow(item == 2 || (item == 4 && !layout.rows && count >= NARROW)),
+          large(size * item >= LARGE),
+          streamed(item > 2 && size * item >= STREAMED && out.data != x.data && out.data != dy.data),
           shares(call.groups ? share_count() : 1),
           scale(numbers(call.scale, 1)),
           bias(numbers(call.bias, -0.0)),  // which changes no number that it is added to
@@ -258,7 +263,10 @@ template <typename A> struct Shared {
     const Arranged dy, x, out;
     const i64 columns, size;
     const double count;  // elements that share a statistic
-    const bool large;     // more than caches have room for
+    // Sums of deviations are in float32 at first. Of thousands of channels in rows one is too far from
+    // its guess too often, and all are read again.
+    const bool narrow;
+    const bool large;     // more than the caches next to a processor have room for
     const bool streamed;  // past the caches
     const i64 shares;
     const std::vector<A> scale, bias;  // of each column
@@ -405,7 +413,7 @@ protected:
     double* sums(int which) { return sums_.data() + which * slots * most; }
     const double* centre() const { return centre_.data(); }
     double factor() const { return visit_ < 2 ? 1 : SMALL; }
-    bool wide() const { return visit_ > 0; }
+    bool wide() const { return visit_ > 0 || !shared.narrow; }
     A* at(int which) { return numbers_.data() + which * most; }
 
     double element_of(char* row, i64 from) const {
@@ -422,19 +430,19 @@ protected:
     i64 first, statistic;  // its first column and statistic among all
 
 private:
-    // An element, or of 16-bit numbers about the mean: sums in float32 have room for distances from it
+    // An element, or for sums in float32 about the mean: they have room for distances from it
     // more often. It is rounded as elements are, whose distances from it are exact then.
     void guess_means(i64 from, i64 count, double* to) {
         read_elements(from, count, 0, to);
-        if (shared.item != 2) return;
+        if (!shared.narrow) return;
         double means[STATISTICS], next[STATISTICS];
         for (i64 k = 0; k < count; ++k) means[k] = 0;
         for (int which = 0; which < GUESSES; ++which) {
             read_elements(from, count, which, next);
             for (i64 k = 0; k < count; ++k) means[k] += next[k] / GUESSES;
         }
-        char rounded[2];
-        const Numbers own = {shared.call.dtype, rounded, {1, 2}, 0};
+        char rounded[sizeof(double)];
+        const Numbers own = {shared.call.dtype, rounded, {1, 1}, 0};
         for (i64 k = 0; k < count; ++k) {
             if (!(means[k] - means[k] == 0)) continue;
             set_number(own, 0, means[k]);
@@ -521,7 +529,7 @@ private:
     bool visited(i64 k, double sum, double squares) {
         Moments& moments = moments_[k];
         if (moments.done) return true;
-        moments.visited(visit_, shared.item, shared.count, sum, squares);
+        moments.visited(visit_, shared.item, shared.narrow, shared.count, sum, squares);
         if (!moments.done) fill_centre(k);
         return moments.done;
     }

@@ -235,7 +235,7 @@ template <typename T, typename A> void deviations(
     const Lines& x, i64 rows, i64 channels, i64 count, double factor, const double* centre,
     bool wide, double* first, double* second, i64 ahead
 ) {
-    if constexpr (sizeof(T) == 2)
+    if constexpr (sizeof(T) < sizeof(double))
         if (!wide)
             return deviations_in<float, 16, T>(
                 x, rows, channels, count, factor, centre, first, second, ahead
