@@ -62,6 +62,11 @@ template <typename F, typename U> INLINE U round_to_upper_half(F x) {
     return bits + 0x7fff + ((bits >> 16) & 1);
 }
 
+// A NaN becomes the plain one, which that may meet.
+template <typename N, typename F> INLINE N as_number(F x) {
+    return static_cast<N>(x == x ? x : static_cast<F>(__builtin_nan("")));
+}
+
 template <typename F, typename U> INLINE U narrow_to_bf16(F x) {
     return x != x ? bits_of<U>(x) | 0x400000 : round_to_upper_half<F, U>(x);
 }

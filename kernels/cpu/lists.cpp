@@ -26,10 +26,6 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 #include "../random_rounding.cuh"
 
-// A NaN becomes the plain one, which round_to_upper_half() may meet.
-template <typename N> INLINE N as_number(double x) {
-    return static_cast<N>(x == x ? x : __builtin_nan(""));
-}
 INLINE bool is_zero(double x) { return x == 0; }
 INLINE bool is_positive(double x) { return x > 0; }
 INLINE float root_of(float x) { return __builtin_sqrtf(x); }
@@ -51,7 +47,7 @@ constexpr double INFINITE = __builtin_inf(), LARGEST = 0x1.fffffffffffffp1023;
 // Asks for memory before it is read: it takes longer to come than processors look ahead by themselves.
 // The memory behind a long run is mostly the next one. FEW elements are asked for at a time where a
 // processor would wait for more.
-constexpr i64 LONG_RUN = 1 << 12, FEW = 64, AHEAD = 1 << 13, LINE = 64;
+constexpr i64 LONG_RUN = 1 << 12, FEW = 64, AHEAD = 1 << 13;
 template <typename T> INLINE void fetch_ahead(const Element<T>* from, i64 count) {
     const char* at = reinterpret_cast<const char*>(from) + AHEAD;
     for (i64 k = 0; k < count * i64{sizeof(T)}; k += LINE) __builtin_prefetch(at + k);
@@ -451,12 +447,15 @@ template <typename T> void move(
     });
 }
 
-// Past the caches, if vectors are lines of them.
+// Past the caches, if that can be.
 void zero(void* to, i64 bytes) {
     char* at = static_cast<char*>(to);
     if constexpr (STREAMS<float, float>) {
+        typedef VectorOf<float>::type V;
+        const auto nothing = [](i64, V kind) INLINED { return kind; };
         for (; bytes && reinterpret_cast<uintptr_t>(at) % LINE; --bytes) *at++ = 0;
-        for (; bytes >= LINE; bytes -= LINE, at += LINE) stream(VectorOf<float>::type{}, at);
+        for (; bytes >= LINE; bytes -= LINE, at += LINE)
+            stream_line<V>(0, reinterpret_cast<Element<float>*>(at), nothing);
         __atomic_thread_fence(__ATOMIC_SEQ_CST);
     }
     __builtin_memset(at, 0, bytes);

@@ -69,15 +69,14 @@ template <typename T> void write_at(char* to, i64 stride, i64 count, const doubl
             plain::narrow(from[k], *reinterpret_cast<E*>(to + k * stride));
 }
 
-// Numbers of one sample, if they are of samples. A NaN becomes the plain one, which
-// round_to_upper_half() may meet.
+// Numbers of one sample, if they are of samples, and plain ones if not numbers.
 template <typename A> void read_numbers(const Numbers& numbers, i64 first, i64 count, A* to) {
     const auto run = numbers.dtype == F16 ? read_at<plain::f16, A>
         : numbers.dtype == BF16           ? read_at<plain::bf16, A>
         : numbers.dtype == F32            ? read_at<float, A>
                                           : read_at<double, A>;
     run(place(numbers, first), numbers.inner.stride, count, to);
-    for (i64 k = 0; k < count; ++k) to[k] = to[k] == to[k] ? to[k] : static_cast<A>(__builtin_nan(""));
+    for (i64 k = 0; k < count; ++k) to[k] = plain::as_number<A>(to[k]);
 }
 
 // The same the other way, rounded once; does nothing if `numbers` is absent.

@@ -30,7 +30,9 @@ constexpr i64 FEW_ROWS = 4;
 constexpr i64 ROW_RUN = 16;
 // Bytes of a result, and of its rows, from which on it is written past the caches, which cannot hold
 // it for long. Rows of 512 bytes took twice as long so.
-constexpr i64 STREAMED = 1 << 24, STREAMED_ROW = 3 << 10;
+constexpr i64 STREAMED = 1 << 25, STREAMED_ROW = 3 << 10;
+// Bytes of an array, and of its rows, from which on the next row is asked for while one is written.
+constexpr i64 LARGE = 1 << 23, LARGE_ROW = 1 << 10;
 // Rows that lie across and are copied at a time: a line of float32 at least, and elements that caches hold.
 constexpr i64 LEAST_ACROSS = 16, ACROSS_BLOCK = 64, ACROSS_ELEMENTS = 1 << 15;
 constexpr i64 LINE = 64;
@@ -100,10 +102,10 @@ private:
     // All columns of a parameter: where they lie if they can be read there, or in a room.
     const void* whole(const Rows& rows, const Parameter& own, bool is_new, char* room) const {
         const Dtype computed = rows.dtype == F64 ? F64 : F32;
-        if (sample_rows < FEW_ROWS && own.array && own.value == 0 && own.dtype == computed &&
-            has_no_gaps(own.array->columns, computed == F64 ? 8 : 4))
+        if (!are_paired(rows) && sample_rows < FEW_ROWS && own.array && own.value == 0 &&
+            own.dtype == computed && has_no_gaps(own.array->columns, computed == F64 ? 8 : 4))
             return row_of(*own.array, own.sample);
-        if (is_new) kernels.widen(own, 0, rows.width, room);
+        if (is_new) kernels.widen(own, 0, rows.width, are_paired(rows), room);
         return room;
     }
 
@@ -116,6 +118,8 @@ private:
     i64 room_;
     Memory scratch_;
 };
+
+i64 bytes_of(const Rows& rows) { return rows.dtype == F64 ? 8 : rows.dtype == F32 ? 4 : 2; }
 
 // Calls visit(array, is_written) for the arrays of a call that have a number for each element.
 template <typename C, typename F> void each_data(C& call, F visit) {
@@ -141,6 +145,17 @@ public:
         if (block_ * call.width > ACROSS_ELEMENTS || block_ < run) return;
         each_data(call, [&](const Array* array, bool) { count_ += array && lies_across(*array); });
         if (count_) blocks_ = memory(threads * count_ * block_ * row_);
+    }
+
+    // True if 16-bit columns can be read and written where they lie, or where they are copied to. To copy
+    // them takes less than a division.
+    bool leaves_halves(C& call) const {
+        bool found = call.dtype < F32;
+        if constexpr (std::is_same_v<C, Gradient>) found &= !call.from_output;
+        each_data(call, [&](const Array* array, bool) {
+            found &= !array || has_no_gaps(array->columns, item_) || (count_ && lies_across(*array));
+        });
+        return found;
     }
 
     // Calls work(call, begin, end) for blocks of rows, or for all of them at once.
@@ -177,8 +192,6 @@ public:
 private:
     static constexpr int MOST_COPIES = 5;
 
-    static i64 bytes_of(const Rows& rows) { return rows.dtype == F64 ? 8 : rows.dtype == F32 ? 4 : 2; }
-
     bool lies_across(const Array& array) const {
         const Axes &rows = array.rows, &columns = array.columns;
         if (columns.count != 1 || !rows.count) return false;
@@ -198,6 +211,12 @@ private:
     Memory blocks_;
 };
 
+// Kernels of norms without a gate can read halves.
+template <typename C> void read_halves(C& call, const Across<C>& across) {
+    if constexpr (std::is_same_v<C, Forward> || std::is_same_v<C, Gradient>)
+        call.halves = across.leaves_halves(call);
+}
+
 // Rows that do not depend on one another: `work(call, begin, end, scratch)`.
 template <typename C> class Pieces : public Call {
 public:
@@ -208,7 +227,9 @@ public:
           call_(call),
           work_(kernels.*work),
           step_(step(setting.rows / (threads * PIECES), call.width)),
-          across_(call, threads, 1) {}
+          across_(call, threads, 1) {
+        read_halves(call, across_);
+    }
 
     void work(i64 item, int slot) override {
         const i64 end = at_most((item + 1) * step_, setting.rows);
@@ -257,7 +278,9 @@ public:
           run_(run_length()),
           in_scratch_(sample_rows <= run_),
           across_(call, threads, run_),
-          sums_(in_scratch_ ? nullptr : new double[2 * places() * call.window]) {}
+          sums_(in_scratch_ ? nullptr : new double[2 * places() * call.window]) {
+        read_halves(call, across_);
+    }
 
     // Runs of rows, in order, into the sums of a share; those of a single run stay in scratch.
     void work(i64 item, int slot) override {
@@ -380,17 +403,23 @@ template <typename C> bool differentiate(
     return (!means || Pieces<C>(setting, call, find_means).run()) && shares.run();
 }
 
-// True if a result is written past the caches: it is large, and not what it is made of.
-bool is_streamed(const Setting& setting, const Rows& call, const Array* result, const Array* source) {
-    const i64 row = call.width * (call.dtype == F64 ? 8 : 4);
-    return setting.rows * row >= STREAMED && row >= STREAMED_ROW && result->data != source->data;
+// A result is written past the caches if it is large, and not what it is made of.
+void decide_caches(
+    const Setting& setting, Rows& call, const Array* result, const Array* source,
+    const Array* addend = nullptr
+) {
+    const i64 row = call.width * bytes_of(call), size = setting.rows * row;
+    const auto is_result = [&](const Array* array) { return array && result->data == array->data; };
+    call.large = size >= LARGE && row >= LARGE_ROW;
+    call.streamed = result && size >= STREAMED && row >= STREAMED_ROW && !is_result(source)
+        && !is_result(addend);
 }
 
 }  // namespace
 
 bool run_forward(const Setting& setting, Forward call) {
     call.reads_bias = true;
-    call.streamed = is_streamed(setting, call, call.y, call.x);
+    decide_caches(setting, call, call.y, call.x);
     return Pieces<Forward>(setting, call, &RowKernels::forward).run();
 }
 
@@ -398,7 +427,7 @@ bool run_gradient(
     const Setting& setting, Gradient call, const Array* dscale, const Array* dbias
 ) {
     call.reads_bias = call.from_output;
-    call.streamed = call.dx && is_streamed(setting, call, call.dx, call.dy);
+    decide_caches(setting, call, call.dx, call.dy, call.ds);
     return differentiate(
         setting, call, &RowKernels::means, &RowKernels::gradient, dscale, dbias
     );
@@ -418,6 +447,6 @@ bool run_gated_gradient(const Setting& setting, GatedGradient call, const Array*
 
 bool run_inverse(const Setting& setting, Inverse call) {
     call.reads_bias = true;
-    call.streamed = is_streamed(setting, call, call.x, call.y);
+    decide_caches(setting, call, call.x, call.y);
     return Pieces<Inverse>(setting, call, &RowKernels::inverse).run();
 }

@@ -63,24 +63,30 @@ template <typename A> void narrow_columns(
     run(static_cast<const Element<A>*>(room), columns, data, first, count);
 }
 
+// Those of bfloat16 columns that are read where they lie are paired.
 template <typename A> void widen_parameter(
-    const Parameter& parameter, i64 from, i64 count, void* room
+    const Parameter& parameter, i64 from, i64 count, bool pairs, void* room
 ) {
     Element<A>* to = static_cast<Element<A>*>(room);
     const A value = static_cast<A>(parameter.value);
     if (!parameter.array) {
         for (i64 j = 0; j < count; ++j) to[j].value = value;
-        return;
+    } else {
+        const auto run = parameter.dtype == F16 ? widen_all<f16, A>
+            : parameter.dtype == BF16           ? widen_all<bf16, A>
+            : parameter.dtype == F32            ? widen_all<float, A>
+                                                : widen_all<double, A>;
+        char* const data = row_of(*parameter.array, parameter.sample);
+        run(data, parameter.array->columns, from, count, to);
+        // An offset of 0 is not added: not even the sign of -0 changes.
+        if (value != 0)
+            for (i64 j = 0; j < count; ++j) to[j].value += value;
     }
-    const auto run = parameter.dtype == F16 ? widen_all<f16, A>
-        : parameter.dtype == BF16           ? widen_all<bf16, A>
-        : parameter.dtype == F32            ? widen_all<float, A>
-                                            : widen_all<double, A>;
-    char* const data = row_of(*parameter.array, parameter.sample);
-    run(data, parameter.array->columns, from, count, to);
-    // An offset of 0 is not added: not even the sign of -0 changes.
-    if (value != 0)
-        for (i64 j = 0; j < count; ++j) to[j].value += value;
+    if constexpr (sizeof(A) == sizeof(float))
+        if (pairs) {
+            for (i64 j = 0; j < count; ++j) to[j].value = as_number<A>(to[j].value);
+            pair<true>(count, to);
+        }
 }
 
 constexpr i64 AHEAD = 1 << 13;  // bytes
@@ -90,11 +96,13 @@ template <typename A> class Window {
 public:
     Window(const Rows& rows, i64 from, char* scratch)
         : rows_(rows),
-          from_(from),
           scratch_(scratch),
-          count(from + rows.window < rows.width ? rows.window : rows.width - from),
-          scale(parameter(rows.whole_scale, rows.scale, 5)),
-          bias(parameter(rows.whole_bias, rows.bias, 6)) {}
+          from(from),
+          count(from + rows.window < rows.width ? rows.window : rows.width - from) {}
+
+    // Columns of parameters; those of long rows are widened each time.
+    const Element<A>* scale() const { return parameter(rows_.whole_scale, rows_.scale, 5); }
+    const Element<A>* bias() const { return parameter(rows_.whole_bias, rows_.bias, 6); }
 
     const Element<A>* input(const Array* array, i64 row, int room) const {
         if (there(array)) return own(array, row);
@@ -102,14 +110,14 @@ public:
             : rows_.dtype == F16        ? widen_all<f16, A>
             : rows_.dtype == BF16       ? widen_all<bf16, A>
                                         : widen_all<A, A>;
-        run(row_of(*array, row), array->columns, from_, count, at(room));
+        run(row_of(*array, row), array->columns, from, count, at(room));
         return at(room);
     }
 
     // The same in the dtype of memory, which has no gaps, if that is another one.
     template <typename T> INLINE const Element<T>* read(const Array* array, i64 row, int room) const {
         if constexpr (std::is_same_v<T, A>) return input(array, row, room);
-        else return reinterpret_cast<const Element<T>*>(row_of(*array, row)) + from_;
+        else return reinterpret_cast<const Element<T>*>(row_of(*array, row)) + from;
     }
 
     // Writes value(j, V) to each column j, of rows that are read as a dtype T: where it lies, or by
@@ -120,26 +128,32 @@ public:
             write_columns<A>(count, to, value);
             if (!there(array)) store(array, row, to);
         } else {
-            write_columns<A>(count, reinterpret_cast<Element<T>*>(row_of(*array, row)) + from_, value);
+            Element<T>* to = reinterpret_cast<Element<T>*>(row_of(*array, row)) + from;
+            write_line<A>(count, to, value);
         }
     }
 
     // The same, past the caches if they can be.
     template <typename T, typename F> INLINE void write(
-        const Array* array, i64 row, F value, StreamedRows<A>& past_caches
+        const Array* array, i64 row, F value, StreamedRows<A, T>& past_caches
     ) const {
         if constexpr (STREAMS<A, T>) {
-            Element<A>* to = own(array, row);
-            const bool whole = reinterpret_cast<uintptr_t>(to) % sizeof(A) == 0;
-            if (rows_.streamed && whole && there(array) && count >= VectorOf<A>::length)
+            Element<T>* to = reinterpret_cast<Element<T>*>(row_of(*array, row)) + from;
+            const bool whole = reinterpret_cast<uintptr_t>(to) % sizeof(T) == 0;
+            if (rows_.streamed && whole && lies_there<T>(array) && count >= LINE_OF<T>)
                 return past_caches.write_row(count, to, value);
         }
         write<T>(array, row, value);
     }
 
+    // True if columns of dtype T are read and written where they lie.
+    template <typename T> bool lies_there(const Array* array) const {
+        return !std::is_same_v<T, A> || there(array);
+    }
+
     // Writes columns that are in a room.
     void store(const Array* array, i64 row, const Element<A>* room) const {
-        narrow_columns<A>(rows_.dtype, room, array->columns, row_of(*array, row), from_, count);
+        narrow_columns<A>(rows_.dtype, room, array->columns, row_of(*array, row), from, count);
     }
 
     // The last result of `read`, if no other window has the memory now.
@@ -156,12 +170,12 @@ public:
 private:
     const Element<A>* parameter(const void* whole, const Parameter& parameter, int room) const {
         if (whole) return static_cast<const Element<A>*>(whole);
-        widen_parameter<A>(parameter, from_, count, at(room));
+        widen_parameter<A>(parameter, from, count, are_paired(rows_), at(room));
         return at(room);
     }
 
     Element<A>* own(const Array* array, i64 row) const {
-        return reinterpret_cast<Element<A>*>(row_of(*array, row)) + from_;
+        return reinterpret_cast<Element<A>*>(row_of(*array, row)) + from;
     }
 
     bool there(const Array* array) const {
@@ -169,16 +183,14 @@ private:
     }
 
     const Rows& rows_;
-    i64 from_;
     char* scratch_;
 
 public:
-    const i64 count;
-    const Element<A> *scale, *bias;
+    const i64 from, count;
 };
 
 template <typename A> INLINE A number_of(const Array* array, i64 row) {
-    return reinterpret_cast<const Element<A>*>(row_of(*array, row))->value;
+    return as_number<A>(reinterpret_cast<const Element<A>*>(row_of(*array, row))->value);
 }
 
 template <typename A> INLINE void set_number(const Array* array, i64 row, double value) {
@@ -203,10 +215,30 @@ template <typename A, typename F> INLINE void for_windows(
         visit(Window<A>(rows, from, scratch));
 }
 
-// Asks for 16-bit columns of a later row: it takes a while to come.
-template <typename T> INLINE void fetch_ahead(const Element<T>* from, i64 j) {
-    if (sizeof(T) == 2) __builtin_prefetch(reinterpret_cast<const char*>(from + j) + AHEAD);
-}
+// Asks for columns of the next row of large arrays while one is written: nothing else is read from memory
+// then. An array may be absent.
+template <int N, typename T> struct NextRow {
+    template <typename... Arrays> NextRow(i64 row, i64 end, i64 from, const Arrays*... arrays)
+        : columns_{columns_of(arrays, row + 1 < end ? row + 1 : row, from)...} {}
+
+    template <typename V> INLINE void ask(i64 j) const {
+        if constexpr (sizeof(V) > sizeof(double))
+#pragma GCC unroll 3
+            for (const char* columns : columns_)
+                if (columns) __builtin_prefetch(columns + j * i64{sizeof(T)}, 0, 2);
+    }
+
+private:
+    static const char* columns_of(const Array* array, i64 row, i64 from) {
+        return array ? row_of(*array, row) + from * i64{sizeof(T)} : nullptr;
+    }
+
+    const char* columns_[N];
+};
+
+struct NoRow {
+    template <typename V> INLINE void ask(i64) const {}
+};
 
 // Writes s = x + residual.
 template <typename A, typename T> void add(const Forward& call, i64 row, char* scratch) {
@@ -214,8 +246,6 @@ template <typename A, typename T> void add(const Forward& call, i64 row, char* s
         const Element<T>* x = window.template read<T>(call.x, row, 0);
         const Element<T>* residual = window.template read<T>(call.residual, row, 1);
         window.template write<T>(call.s, row, [=](i64 j, auto kind) INLINED {
-            fetch_ahead(x, j);
-            fetch_ahead(residual, j);
             return read<decltype(kind)>(x + j) + read<decltype(kind)>(residual + j);
         });
     });
@@ -229,13 +259,12 @@ template <typename S, typename A, bool CENTRED, typename T> INLINE Sums means_of
     for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
         const Element<T>* x = window.template again<T>(array, row, 0);
         const auto add = [=](i64 j, auto& first, auto& second) INLINED {
-            fetch_ahead(x, j);
             auto value = read<Plain<decltype(first)>>(x + j);
             if (CENTRED) value = value - centre;
             if (CENTRED) first += value;
             second += value * value;
         };
-        const Sums found = sums_over<S>(window.count, add);
+        const Sums found = sums_over<S, ColumnsOf<S, T>>(window.count, add);
         sums.first += found.first;
         sums.second += found.second;
     });
@@ -243,26 +272,38 @@ template <typename S, typename A, bool CENTRED, typename T> INLINE Sums means_of
     return {sums.first / count, sums.second / count};
 }
 
+constexpr int GUESSES = 4;  // elements whose mean is near that of all
+
+// About the mean of a row; each of its elements, if these are equal.
+template <typename T> INLINE float guess_of(const Element<T>* x, i64 width) {
+    double mean = 0;
+    for (i64 k = 0; k < GUESSES; ++k) mean += read<double>(x + width * k / GUESSES) / GUESSES;
+    return static_cast<float>(mean);
+}
+
 // Normalises rows that are read as a dtype T.
 template <typename A, bool CENTRED, typename T> void forward_of(
     const Forward& call, i64 begin, i64 end, char* scratch
 ) {
     const Array* array = call.residual ? call.s : call.x;
-    StreamedRows<A> past_caches;
+    StreamedRows<A, T> past_caches;
     for (i64 row = begin; row < end; ++row) {
         if (call.residual) add<A, T>(call, row, scratch);
         // Distances from the row's first element are 0 in a row of equal elements. What rounding
         // leaves of their squares is nothing for float32, unless a row is very long.
-        double centre = read<double>(Window<A>(call, 0, scratch).template read<T>(array, row, 0));
-        if (!CENTRED) centre = 0;
+        const Element<T>* const x = Window<A>(call, 0, scratch).template read<T>(array, row, 0);
+        double centre = CENTRED ? read<double>(x) : 0;
         const bool is_long = call.window < call.width;
         int passes = CENTRED && (sizeof(A) == sizeof(double) || is_long) ? 2 : 1;
         Sums means;
         if constexpr (sizeof(A) == sizeof(float))
-            if (call.dtype < F32 && !is_long) {
-                const float first = static_cast<float>(centre);
-                means = means_of<float, A, CENTRED, T>(call, array, row, first, scratch);
-                if (had_room(means.first, means.second - means.first * means.first)) passes = 0;
+            if (!is_long && (call.dtype < F32 || call.width > RUN<A>)) {
+                const float guess = CENTRED ? guess_of(x, call.width) : 0;
+                means = means_of<float, A, CENTRED, T>(call, array, row, guess, scratch);
+                if (had_room(means.first, means.second - means.first * means.first)) {
+                    centre = guess;
+                    passes = 0;
+                }
             }
         for (; passes > 0; --passes) {
             means = means_of<double, A, CENTRED, T>(call, array, row, centre, scratch);
@@ -279,21 +320,20 @@ template <typename A, bool CENTRED, typename T> void forward_of(
         const A inv_std = static_cast<A>(factor);
         for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
             const Element<T>* x = window.template again<T>(array, row, 0);
-            const Element<A>*scale = window.scale, *bias = window.bias;
-            const auto value = [=](i64 j, auto kind) INLINED {
-                typedef decltype(kind) V;
-                const V own = read<V>(x + j), distance = CENTRED ? own - high - low : own;
-                return distance * inv_std * read<V>(scale + j) + read<V>(bias + j);
+            const Element<A>*scale = window.scale(), *bias = window.bias();
+            const auto values = [=](auto next) INLINED {
+                return [=](i64 j, auto kind) INLINED {
+                    typedef decltype(kind) V;
+                    next.template ask<V>(j);
+                    const V own = read<V>(x + j), distance = CENTRED ? own - high - low : own;
+                    return distance * inv_std * read_beside<V>(scale, j) + read_beside<V>(bias, j);
+                };
             };
-            window.template write<T>(call.y, row, value, past_caches);
+            if (!call.large) return window.template write<T>(call.y, row, values(NoRow{}));
+            const NextRow<2, T> next(row, end, window.from, call.x, call.residual);
+            window.template write<T>(call.y, row, values(next), past_caches);
         });
     }
-}
-
-// True if rows of 16 bits can be read and written where they lie; an absent array is null.
-template <typename... Arrays> INLINE bool are_halves(Dtype dtype, const Arrays*... arrays) {
-    const i64 item = sizeof(uint16_t);
-    return dtype < F32 && (... && (!arrays || has_no_gaps(arrays->columns, item)));
 }
 
 template <typename A, bool CENTRED> void forward_from(
@@ -301,7 +341,7 @@ template <typename A, bool CENTRED> void forward_from(
 ) {
     auto run = forward_of<A, CENTRED, A>;
     if constexpr (sizeof(A) == sizeof(float))
-        if (are_halves(call.dtype, call.x, call.residual, call.s, call.y))
+        if (call.halves)
             run = call.dtype == F16 ? forward_of<A, CENTRED, f16> : forward_of<A, CENTRED, bf16>;
     run(call, begin, end, scratch);
 }
@@ -318,24 +358,36 @@ constexpr bool is_centred(Kind kind) { return kind != RMS; }
 // RMS norm has no mean: -0.0, which changes no number that it is added to, stands in.
 template <typename A> constexpr A NOTHING = static_cast<A>(-0.0);
 
+// A window's parameters, or null if they are not needed.
+template <typename A> struct Parameters {
+    const Element<A> *scale, *bias;
+};
+
+template <Kind KIND, typename A> Parameters<A> parameters_of(
+    const Gradient& call, const Window<A>& window
+) {
+    const bool are_all = KIND == OUTPUT;
+    return {are_all || call.dx ? window.scale() : nullptr, are_all ? window.bias() : nullptr};
+}
+
 // A row of a window of a gradient, whose columns it reads as numbers or vectors V, from a dtype T.
-template <typename A, Kind KIND, typename T = A> struct GradientRow {
-    GradientRow(const Gradient& call, const Window<A>& window, i64 row)
-        : dy(window.template read<T>(call.dy, row, 0)),
+template <typename A, Kind KIND, typename T> struct GradientRow : Parameters<A> {
+    GradientRow(
+        const Gradient& call, const Window<A>& window, const Parameters<A>& parameters, i64 row
+    )
+        : Parameters<A>(parameters),
+          dy(window.template read<T>(call.dy, row, 0)),
           source(window.template read<T>(call.source, row, 1)),
-          scale(window.scale),
-          bias(window.bias),
           mean(KIND == LAYER && call.mean ? number_of<A>(call.mean, row) : 0),
           inv_std(number_of<A>(call.inv_std, row)) {}
 
     template <typename V> INLINE V xhat(i64 j) const {
         const V value = read<V>(source + j);
-        if (KIND == OUTPUT) return (value - read<V>(bias + j)) / read<V>(scale + j);
+        if (KIND == OUTPUT) return (value - read<V>(this->bias + j)) / read<V>(this->scale + j);
         return (KIND == LAYER ? value - mean : value) * inv_std;
     }
 
     const Element<T> *dy, *source;
-    const Element<A> *scale, *bias;
     A mean, inv_std;
 };
 
@@ -344,9 +396,8 @@ template <bool ADDS, typename A, Kind KIND, typename T> INLINE Sums sums_of(
     const GradientRow<A, KIND, T> row, i64 count, Element<A>* of_product = nullptr,
     Element<A>* of_dy = nullptr
 ) {
-    return sums_over<A>(count, [=](i64 j, auto& of_w, auto& of_w_xhat) INLINED {
+    return sums_over<A, ColumnsOf<A, T>>(count, [=](i64 j, auto& of_w, auto& of_w_xhat) INLINED {
         typedef Plain<decltype(of_w)> V;
-        fetch_ahead(row.dy, j);
         const V dy = read<V>(row.dy + j), scale = read<V>(row.scale + j);
         const V product = dy * row.template xhat<V>(j);
         if (is_centred(KIND)) of_w += dy * scale;
@@ -356,31 +407,71 @@ template <bool ADDS, typename A, Kind KIND, typename T> INLINE Sums sums_of(
     });
 }
 
+// Asks for 16-bit columns of a later row: it takes a while to come.
+template <typename T> INLINE void fetch_ahead(const Element<T>* from, i64 j) {
+    if (sizeof(T) == 2) __builtin_prefetch(reinterpret_cast<const char*>(from + j) + AHEAD);
+}
+
+template <typename V> struct Columns {
+    V products, gradients;
+};
+
 // Adds to those sums over rows alone.
-template <typename A, Kind KIND, typename T> INLINE void add_to_columns(
-    const GradientRow<A, KIND, T> row, i64 count, Element<A>* of_product, Element<A>* of_dy
+template <int ROWS, typename A, Kind KIND, typename T> INLINE void add_to_columns(
+    const GradientRow<A, KIND, T> (&rows)[ROWS], i64 count, Element<A>* of_product, Element<A>* of_dy
 ) {
-    write_columns<A>(count, of_product, [=](i64 j, auto kind) INLINED {
+    const auto add = [=](i64 j, auto kind) INLINED {
         typedef decltype(kind) V;
-        fetch_ahead(row.dy, j);
-        fetch_ahead(row.source, j);
-        return read<V>(of_product + j) + read<V>(row.dy + j) * row.template xhat<V>(j);
-    });
-    if (!is_centred(KIND)) return;
-    write_columns<A>(count, of_dy, [=](i64 j, auto kind) INLINED {
-        typedef decltype(kind) V;
-        return read<V>(of_dy + j) + read<V>(row.dy + j);
+        Columns<V> to = {read<V>(of_product + j), read<V>(of_dy + j)};
+#pragma GCC unroll 4
+        for (int k = 0; k < ROWS; ++k) {
+            fetch_ahead(rows[k].dy, j);
+            fetch_ahead(rows[k].source, j);
+            const V dy = read<V>(rows[k].dy + j);
+            to.products += dy * rows[k].template xhat<V>(j);
+            to.gradients += dy;
+        }
+        return to;
+    };
+    each_column<A, T>(count, add, [=](i64 j, auto sums) INLINED {
+        write(sums.products, of_product + j);
+        if (is_centred(KIND)) write(sums.gradients, of_dy + j);
     });
 }
 
-template <typename A, Kind KIND> void means_of_gradient(
+// Columns from which on several rows are added at a time; narrower rows are read in order.
+constexpr i64 SEVERAL = 1 << 8;
+
+template <Kind KIND, typename T, typename A> INLINE void add_rows_to_columns(
+    const Gradient& call, const Window<A>& window, const Parameters<A>& parameters, i64 begin,
+    i64 end, Element<A>* of_product, Element<A>* of_dy
+) {
+    typedef GradientRow<A, KIND, T> Row;
+    i64 row = begin;
+    // Several have no room at once if one is copied to it.
+    const bool there =
+        window.template lies_there<T>(call.dy) && window.template lies_there<T>(call.source);
+    for (; there && window.count >= SEVERAL && row + 4 <= end; row += 4) {
+        const Row rows[] = {
+            {call, window, parameters, row}, {call, window, parameters, row + 1},
+            {call, window, parameters, row + 2}, {call, window, parameters, row + 3},
+        };
+        add_to_columns(rows, window.count, of_product, of_dy);
+    }
+    for (; row < end; ++row) {
+        const Row rows[] = {{call, window, parameters, row}};
+        add_to_columns(rows, window.count, of_product, of_dy);
+    }
+}
+
+template <typename A, Kind KIND, typename T> void means_of_gradient(
     const Gradient& call, i64 begin, i64 end, char* scratch
 ) {
     for (i64 row = begin; row < end; ++row) {
         double* means = call.means + 2 * row;
         means[0] = means[1] = 0;
         for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
-            const GradientRow<A, KIND> own(call, window, row);
+            const GradientRow<A, KIND, T> own(call, window, parameters_of<KIND>(call, window), row);
             const Sums sums = sums_of<false>(own, window.count);
             means[0] += sums.first;
             means[1] += sums.second;
@@ -395,14 +486,13 @@ template <typename A, Kind KIND, typename T> void gradient_of(
     const Window<A> window(call, from, scratch);
     const i64 count = window.count;
     Element<A> *of_product = window.at(PRODUCTS), *of_dy = window.at(GRADIENTS);
-    StreamedRows<A> past_caches;
+    StreamedRows<A, T> past_caches;
     for (i64 j = 0; j < count; ++j) of_product[j].value = of_dy[j].value = 0;
-    for (i64 row = begin; row < end; ++row) {
-        const GradientRow<A, KIND, T> own(call, window, row);
-        if (!call.dx) {
-            add_to_columns(own, count, of_product, of_dy);
-            continue;
-        }
+    const Parameters<A> parameters = parameters_of<KIND>(call, window);
+    if (!call.dx)
+        add_rows_to_columns<KIND, T>(call, window, parameters, begin, end, of_product, of_dy);
+    for (i64 row = begin; call.dx && row < end; ++row) {
+        const GradientRow<A, KIND, T> own(call, window, parameters, row);
         const Sums sums = call.sums ? sums_of<true>(own, count, of_product, of_dy)
                                     : sums_of<false>(own, count);
         const double* means = call.means ? call.means + 2 * row : nullptr;
@@ -410,21 +500,34 @@ template <typename A, Kind KIND, typename T> void gradient_of(
         A mean_w = static_cast<A>(means ? means[0] : sums.first / width);
         if (!call.centred) mean_w = NOTHING<A>;
         const A mean_product = static_cast<A>(means ? means[1] : sums.second / width);
-        const auto value = [=](i64 j, auto kind) INLINED {
-            typedef decltype(kind) V;
-            fetch_ahead(own.source, j);
-            const V product = own.template xhat<V>(j) * mean_product;
-            const V rest = is_centred(KIND) ? product + mean_w : product;
-            return (read<V>(own.dy + j) * read<V>(own.scale + j) - rest) * own.inv_std;
+        const Element<T>* ds = call.ds ? window.template read<T>(call.ds, row, 2) : nullptr;
+        const auto values = [=](auto next) INLINED {
+            return [=](i64 j, auto kind) INLINED {
+                typedef decltype(kind) V;
+                next.template ask<V>(j);
+                const V product = own.template xhat<V>(j) * mean_product;
+                const V rest = is_centred(KIND) ? product + mean_w : product;
+                return (read<V>(own.dy + j) * read_beside<V>(own.scale, j) - rest) * own.inv_std;
+            };
         };
-        if (call.ds) {
-            const Element<A>* ds = window.input(call.ds, row, 2);
-            window.template write<T>(call.dx, row, [=](i64 j, auto kind) INLINED {
+        const auto sums_with = [=](auto value) INLINED {
+            return [=](i64 j, auto kind) INLINED {
                 return value(j, kind) + read<decltype(kind)>(ds + j);
-            });
-        } else {
-            window.template write<T>(call.dx, row, value, past_caches);
-        }
+            };
+        };
+        const auto write_row = [&](auto next, auto&... past_caches) INLINED {
+            const auto value = values(next);
+            if (!ds) window.template write<T>(call.dx, row, value, past_caches...);
+            else window.template write<T>(call.dx, row, sums_with(value), past_caches...);
+        };
+        if (call.large)
+            write_row(NextRow<3, T>(row, end, from, call.dy, call.source, call.ds), past_caches);
+        else
+            write_row(NoRow{});
+    }
+    if constexpr (IS_BF16<T>) {
+        pair<false>(count, of_product);
+        pair<false>(count, of_dy);
     }
     for (i64 j = 0; dy_xhat && j < count; ++j) dy_xhat[j] += of_product[j].value;
     for (i64 j = 0; dy && j < count; ++j) dy[j] += of_dy[j].value;
@@ -436,7 +539,7 @@ template <typename A, Kind KIND> void gradient_from(
     auto run = gradient_of<A, KIND, A>;
     // A division takes longer than a room.
     if constexpr (sizeof(A) == sizeof(float) && KIND != OUTPUT)
-        if (are_halves(call.dtype, call.dy, call.source, call.dx ? call.dx : call.dy))
+        if (call.halves)
             run = call.dtype == F16 ? gradient_of<A, KIND, f16> : gradient_of<A, KIND, bf16>;
     run(call, begin, end, from, dy_xhat, dy, scratch);
 }
@@ -452,17 +555,21 @@ template <typename A> void gradient(
 
 template <typename A> void means(const Gradient& call, i64 begin, i64 end, char* scratch) {
     // A mean of 0 is that of an RMS norm.
-    const auto run = call.from_output ? means_of_gradient<A, OUTPUT> : means_of_gradient<A, LAYER>;
+    auto run = call.from_output ? means_of_gradient<A, OUTPUT, A> : means_of_gradient<A, LAYER, A>;
+    if constexpr (sizeof(A) == sizeof(float))
+        if (call.halves)
+            run = call.dtype == F16 ? means_of_gradient<A, LAYER, f16>
+                                    : means_of_gradient<A, LAYER, bf16>;
     run(call, begin, end, scratch);
 }
 
 template <typename A> void inverse(const Inverse& call, i64 begin, i64 end, char* scratch) {
-    StreamedRows<A> past_caches;
+    StreamedRows<A, A> past_caches;
     for (i64 row = begin; row < end; ++row) {
         const A mean = number_of<A>(call.mean, row), inv_std = number_of<A>(call.inv_std, row);
         for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
-            const Element<A>*y = window.input(call.y, row, 0), *scale = window.scale;
-            const Element<A>* bias = window.bias;
+            const Element<A>*y = window.input(call.y, row, 0), *scale = window.scale();
+            const Element<A>* bias = window.bias();
             const auto value = [=](i64 j, auto kind) INLINED {
                 typedef decltype(kind) V;
                 return (read<V>(y + j) - read<V>(bias + j)) / read<V>(scale + j) / inv_std + mean;
@@ -492,7 +599,7 @@ template <typename A, bool BEFORE, bool SLOPES> struct GatedRow {
         bool again = false
     )
         : x(again ? window.template again<A>(from, row, 1) : window.input(from, row, 1)),
-          scale(window.scale), value(window.at(4)), slope(window.at(6)) {
+          scale(window.scale()), value(window.at(4)), slope(window.at(6)) {
         if (again && window.count == call.width) return;
         const auto run = call.silu ? activate_all<A, true, SLOPES> : activate_all<A, false, SLOPES>;
         run(window.input(gate, row, 2), window.count, value, slope);

@@ -24,8 +24,13 @@ struct Rows {
     // All of scale and bias in the dtype of the computation, if a window has all columns.
     const void *whole_scale, *whole_bias;
     bool reads_bias;
+    bool halves = false;  // 16-bit columns are read and written where they lie
+    bool large;     // more than the caches next to a processor have room for
     bool streamed;  // y, dx or an inverse's x may be written past the caches
 };
+
+// True if parameters are as twins of bfloat16 columns hold them.
+inline bool are_paired(const Rows& rows) { return rows.halves && rows.dtype == BF16; }
 
 struct Forward : Rows {
     double eps;
@@ -61,7 +66,7 @@ struct GatedGradient : Gated {
 // Kernels of rows that are computed in float32, or in float64. Each works on rows [begin, end), with
 // scratch of ROOMS windows of float64.
 struct RowKernels {
-    void (*widen)(const Parameter&, i64 from, i64 count, void* to);
+    void (*widen)(const Parameter&, i64 from, i64 count, bool pairs, void* to);
     // Numbers of the dtype of the computation, as columns of a row that is at `data`.
     void (*narrow)(
         Dtype, const void* from, const Axes& columns, char* data, i64 first, i64 count

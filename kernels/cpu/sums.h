@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "floats.h"
 
 // Bytes of a register.
@@ -149,11 +151,16 @@ template <typename V, typename B> INLINE Twins<V> operator/(Twins<V> a, B b) {
     return {a.even / even_of(b), a.odd / odd_of(b)};
 }
 
+template <typename V> INLINE Twins<V>& operator+=(Twins<V>& a, Twins<V> b) { return a = a + b; }
+
 constexpr uint32_t UPPER_HALF = 0xffff0000;
 
-// A number, or a vector of them, from where it lies.
+// A number, or a vector of them, from where it lies; twins of float32 from numbers that are `paired`.
 template <typename V, typename T> INLINE V read(const Element<T>* from) {
-    if constexpr (ARE_TWINS<V>) {
+    if constexpr (ARE_TWINS<V> && sizeof(T) == sizeof(float)) {
+        typedef decltype(V::even) F;
+        return {read<F>(from), read<F>(from + LENGTH<F>)};
+    } else if constexpr (ARE_TWINS<V>) {
         typedef decltype(V::even) F;
         typename VectorOf<uint32_t, LENGTH<F>>::type both;
         __builtin_memcpy(&both, from, sizeof both);
@@ -175,7 +182,10 @@ template <typename V, typename T> INLINE V read(const Element<T>* from) {
 
 // Rounded to nearest.
 template <typename V, typename T> INLINE void write(V value, Element<T>* to) {
-    if constexpr (ARE_TWINS<V>) {
+    if constexpr (ARE_TWINS<V> && sizeof(T) == sizeof(float)) {
+        write(value.even, to);
+        write(value.odd, to + LENGTH<decltype(V::even)>);
+    } else if constexpr (ARE_TWINS<V>) {
         typedef decltype(V::even) F;
         typedef typename VectorOf<uint32_t, LENGTH<F>>::type Bits;
         const Bits even = round_to_upper_half<F, Bits>(value.even) >> 16;
@@ -192,15 +202,55 @@ template <typename V, typename T> INLINE void write(V value, Element<T>* to) {
     }
 }
 
-// Writes value(j, V) to `count` columns, a vector V at a time and no fewer than it has; the last one is at
-// the end, over the one before it. An output may be an input, whose last columns are read first.
+typedef Twins<VectorOf<float>::type> Pair;
+
+// The vectors of numbers that are paired, of two that follow one another.
+template <int... I> INLINE Pair paired(Pair from, Indices<I...>) {
+    return {lanes_of<(2 * I)...>(from.even, from.odd), lanes_of<(2 * I + 1)...>(from.even, from.odd)};
+}
+
+// And back.
+template <int... I> INLINE Pair unpaired(Pair from, Indices<I...>) {
+    constexpr int half = sizeof...(I) / 2;
+    return {
+        lanes_of<(I / 2 + I % 2 * 2 * half)...>(from.even, from.odd),
+        lanes_of<(half + I / 2 + I % 2 * 2 * half)...>(from.even, from.odd),
+    };
+}
+
+// Pairs numbers, or undoes it: those of each whole pair of vectors lie as twins hold them, even places
+// first. If they are no whole pairs, the last pair of them follows the others, for `read_beside`.
+template <bool PAIRS> INLINE void pair(i64 count, Element<float>* numbers) {
+    constexpr i64 length = LENGTH<Pair>;
+    constexpr auto all = typename UpTo<length / 2>::type();
+    if (PAIRS && count > length && count % length)
+        write(paired(read<Pair>(numbers + count - length), all), numbers + count);
+    for (i64 j = 0; j + length <= count; j += length) {
+        const Pair own = read<Pair>(numbers + j);
+        write(PAIRS ? paired(own, all) : unpaired(own, all), numbers + j);
+    }
+}
+
+// Those that lie beside column j. Twins that begin at no whole pair are the last ones.
+template <typename V, typename T> INLINE V read_beside(const Element<T>* numbers, i64 j) {
+    if constexpr (ARE_TWINS<V>)
+        if (j % LENGTH<V>) j += LENGTH<V>;
+    return read<V>(numbers + j);
+}
+
+// Calls store(j, value(j, V)) for `count` columns, a vector V at a time and no fewer than it has; the last
+// one is at the end, over the one before it. An output may be an input, whose last columns are read first.
+template <typename V, typename F, typename S> INLINE void each_vector(i64 count, F value, S store) {
+    const i64 last = count - LENGTH<V>;
+    const auto end = value(last, V{});
+    for (i64 j = 0; j < last; j += LENGTH<V>) store(j, value(j, V{}));
+    store(last, end);
+}
+
 template <typename V, typename T, typename F> INLINE void write_vectors(
     i64 count, Element<T>* to, F value
 ) {
-    const i64 last = count - LENGTH<V>;
-    const V end = value(last, V{});
-    for (i64 j = 0; j < last; j += LENGTH<V>) write(value(j, V{}), to + j);
-    write(end, to + last);
+    each_vector<V>(count, value, [=](i64 j, V own) INLINED { write(own, to + j); });
 }
 
 // The same of any number of columns.
@@ -226,24 +276,65 @@ template <typename A, typename T, typename F> INLINE void write_line(
     write_columns<A>(count, to, value);
 }
 
-// True if vectors of A are lines of the caches, and can be written past them, in T, without these
-// being read first. Parts of a line would take longer.
-#ifdef __AVX512F__
-template <typename A, typename T> constexpr bool STREAMS = sizeof(T) == sizeof(A);
+// Columns that are read at a time, in A, of a row of dtype T.
+template <typename A, typename T> using ColumnsOf = std::conditional_t<
+    IS_BF16<T> && sizeof(A) == sizeof(float), Pair, typename VectorOf<A>::type>;
+
+// Calls store(j, value(j, kind)) for each column of what is paired if rows are bfloat16.
+template <typename A, typename T, typename F, typename S> INLINE void each_column(
+    i64 count, F value, S store
+) {
+    typedef typename VectorOf<A>::type V;
+    i64 j = 0;
+    if constexpr (IS_BF16<T>)
+        for (; j + LENGTH<Pair> <= count; j += LENGTH<Pair>) store(j, value(j, Pair{}));
+    else if (count >= LENGTH<V>)
+        return each_vector<V>(count, value, store);
+    for (; j + LENGTH<V> <= count; j += LENGTH<V>) store(j, value(j, V{}));
+    for (; j < count; ++j) store(j, value(j, A{}));
+}
+
+// True if numbers can be written past the caches, in T, without what they replace being read first: a
+// line of the caches at a time.
+#ifdef __AVX__
+template <typename A, typename T> constexpr bool STREAMS = !IS_BF16<T>;
 #else
 template <typename A, typename T> constexpr bool STREAMS = false;
 #endif
+constexpr i64 LINE = 64;  // bytes
+template <typename T> constexpr i64 LINE_OF = LINE / sizeof(T);
 
-// The address is a multiple of the vector's size.
-template <typename V> INLINE void stream(V value, void* to) {
-#if defined(__AVX512F__) && defined(__clang__)
-    __builtin_nontemporal_store(value, static_cast<V*>(to));
-#elif defined(__AVX512F__)
-    typedef long long Words __attribute__((vector_size(sizeof(V))));
-    __builtin_ia32_movntdq512(static_cast<Words*>(to), bits_of<Words>(value));
+// Elements from an address to the next line.
+template <typename T> INLINE i64 to_next_line(const Element<T>* from) {
+    return -(reinterpret_cast<intptr_t>(from) / i64{sizeof(T)}) & (LINE_OF<T> - 1);
+}
+
+// A part of a line, which is written at once; the address is a multiple of its size.
+template <typename V, typename T> INLINE void stream(V value, Element<T>* to) {
+    constexpr int size = LENGTH<V> * sizeof(T);
+    typedef typename VectorOf<long long, size / sizeof(long long)>::type Words;
+    Words words;
+    write(value, reinterpret_cast<Element<T>*>(&words));
+#ifdef __clang__
+    __builtin_nontemporal_store(words, reinterpret_cast<Words*>(to));
 #else
-    __builtin_memcpy(to, &value, sizeof value);
+    if constexpr (size == 16)
+        __builtin_ia32_movntdq(reinterpret_cast<Words*>(to), words);
+#ifdef __AVX__
+    if constexpr (size == 32)
+        __builtin_ia32_movntdq256(reinterpret_cast<Words*>(to), words);
 #endif
+#ifdef __AVX512F__
+    if constexpr (size == 64)
+        __builtin_ia32_movntdq512(reinterpret_cast<Words*>(to), words);
+#endif
+#endif
+}
+
+// A line of value(j, V) from column j on.
+template <typename V, typename T, typename F> INLINE void stream_line(i64 j, Element<T>* to, F value) {
+#pragma GCC unroll 4
+    for (i64 k = 0; k < LINE_OF<T>; k += LENGTH<V>) stream(value(j + k, V{}), to + j + k);
 }
 
 // Writes of(line)(j, V) to column j of lines that lie side by side and are no shorter than a vector,
@@ -256,15 +347,16 @@ template <typename A, typename T, typename F> INLINE void stream_lines(
     V index;
     for (int l = 0; l < length; ++l) index[l] = static_cast<A>(l);
     i64 j = 0;  // from the first column of a line
-    const i64 begin = -(reinterpret_cast<intptr_t>(to) / i64{sizeof(T)}) & (length - 1);
-    for (i64 l = 0; l < lines; ++l, j -= count, to += count) {
+    for (i64 l = 0, begin = to_next_line(to); l < lines; ++l, j -= count, to += count, begin -= count) {
         const auto value = of(l);
-        if (l == 0)
-            for (; j < begin; ++j) write(value(j, A{}), to + j);
-        for (; j + length <= count; j += length) stream(value(j, V{}), to + j);
+        for (; j < begin && j < count; ++j) write(value(j, A{}), to + j);
         if (l + 1 == lines) {
+            for (; j + LINE_OF<T> <= count; j += LINE_OF<T>) stream_line<V>(j, to, value);
             for (; j < count; ++j) write(value(j, A{}), to + j);
-        } else if (j < count) {
+            return;
+        }
+        for (; j + length <= count; j += length) stream(value(j, V{}), to + j);
+        if (j < count) {
             const V own = value(j, V{}), next = of(l + 1)(j - count, V{});
             stream(index < static_cast<A>(count - j) ? own : next, to + j);
             j += length;
@@ -274,37 +366,39 @@ template <typename A, typename T, typename F> INLINE void stream_lines(
 
 // Writes rows past the caches. If a row begins where the one before it ends, the line of both is held
 // until it is whole. No output is an input.
-template <typename A> class StreamedRows {
+template <typename A, typename T> class StreamedRows {
     typedef typename VectorOf<A>::type V;
-    static constexpr i64 COUNT = VectorOf<A>::length;
+    static constexpr i64 COUNT = LINE_OF<T>;
 
 public:
     // Streamed stores are written by then.
     ~StreamedRows() {
         finish();
-        if constexpr (STREAMS<A, A>)
+        if constexpr (STREAMS<A, T>)
             if (end_) __atomic_thread_fence(__ATOMIC_SEQ_CST);
     }
 
-    // Writes value(j, V) to column j of a row that is no shorter than a vector.
-    template <typename F> INLINE void write_row(i64 count, Element<A>* to, F value) {
+    // Writes value(j, V) to column j of a row that is no shorter than a line.
+    template <typename F> INLINE void write_row(i64 count, Element<T>* to, F value) {
+        const auto near = [=](i64 j, Element<T>* line) INLINED {
+            for (i64 k = 0; k < COUNT; k += LENGTH<V>) write(value(j + k, V{}), line + k);
+        };
         i64 j = 0;
         if (to != end_) {
             finish();
-            const i64 begin = -(reinterpret_cast<intptr_t>(to) / i64{sizeof(A)}) & (COUNT - 1);
-            for (; j < begin; ++j) write(value(j, A{}), to + j);
+            for (const i64 begin = to_next_line(to); j < begin; ++j) write(value(j, A{}), to + j);
         } else if (held_) {
-            write(value(0, V{}), line_ + held_);
-            stream(read<V>(line_), to - held_);
+            near(0, line_ + held_);
+            for (i64 k = 0; k < COUNT; k += LENGTH<V>) stream(read<V>(line_ + k), to - held_ + k);
             j = COUNT - held_;
         }
-        for (; j + COUNT <= count; j += COUNT) stream(value(j, V{}), to + j);
+        for (; j + COUNT <= count; j += COUNT) stream_line<V>(j, to, value);
         held_ = count - j;
         end_ = to + count;
         if (held_ == 0) return;
-        Element<A> last[2 * COUNT] = {};
-        write(value(count - COUNT, V{}), last);
-        write(read<V>(last + COUNT - held_), line_);
+        Element<T> last[2 * COUNT] = {};
+        near(count - COUNT, last);
+        __builtin_memcpy(line_, last + COUNT - held_, LINE);
     }
 
 private:
@@ -313,8 +407,8 @@ private:
         held_ = 0;
     }
 
-    Element<A> line_[2 * COUNT];
-    Element<A>* end_ = nullptr;
+    Element<T> line_[2 * COUNT];
+    Element<T>* end_ = nullptr;
     i64 held_ = 0;
 };
 
@@ -340,6 +434,19 @@ template <typename D, typename V, int... I> INLINE void add_lanes(
     ((to[I] += converted<D, I % parts * LENGTH<D>>(from[I / parts])), ...);
 }
 
+// Those of twins: the totals at even places are first.
+template <typename D, typename V, int... I> INLINE void add_lanes(
+    D* to, const Twins<V>* from, Indices<I...> all
+) {
+    constexpr int twins = LANES<float> / LENGTH<Twins<V>>;
+    V totals[2 * twins];
+    for (int t = 0; t < twins; ++t) {
+        totals[t] = from[t].even;
+        totals[twins + t] = from[t].odd;
+    }
+    add_lanes(to, totals, all);
+}
+
 // The terms of fewer columns than a vector has. What is stored number by number would be waited for.
 template <typename V, typename F> INLINE void add_last(
     i64 at, i64 stop, V& first, V& second, F add
@@ -355,10 +462,36 @@ template <typename V, typename F> INLINE void add_last(
     }
 }
 
+// The same of twins.
+template <typename V, typename F> INLINE void add_last(
+    i64 at, i64 stop, Twins<V>& first, Twins<V>& second, F add
+) {
+    V index;
+    for (int l = 0; l < LENGTH<V>; ++l) index[l] = static_cast<float>(l);
+    int l = 0;
+    if (at + LENGTH<V> <= stop) {
+        constexpr auto all = typename UpTo<LENGTH<V>>::type();
+        Twins<V> ones = {}, twos = {};
+        add(at, ones.even, twos.even);
+        first = paired(ones, all);
+        second = paired(twos, all);
+        at += l = LENGTH<V>;
+    }
+    for (; at < stop; ++at, ++l) {
+        float one = 0, two = 0;
+        add(at, one, two);
+        V &ones = l % 2 ? first.odd : first.even, &twos = l % 2 ? second.odd : second.even;
+        const float place = static_cast<float>(l / 2);
+        ones = index == place ? V{} + one : ones;
+        twos = index == place ? V{} + two : twos;
+    }
+}
+
 // Two sums over columns: add(column, first, second) adds the terms of a column, or of as many as a
-// vector has, to two totals.
-template <typename A, typename F> INLINE Sums sums_over(i64 width, F add) {
-    typedef typename VectorOf<A>::type V;
+// vector V or twins have, to two totals.
+template <typename A, typename V = typename VectorOf<A>::type, typename F> INLINE Sums sums_over(
+    i64 width, F add
+) {
     typedef typename VectorOf<double>::type D;
     constexpr int length = LENGTH<V>, vectors = LANES<A> / length, wide = LANES<A> / LENGTH<D>;
     double first[MOST_CHUNKS], second[MOST_CHUNKS];
