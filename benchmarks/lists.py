@@ -357,6 +357,7 @@ def _accumulation(device: Device, shape: Shape, into: str, of: str, layout: str 
         targets={} if layout else targets,
         written=("buffer",),
         out=False,
+        peers=("torch", "naive") if layout else None,  # the others are handed a contiguous copy
     )
 
 
