@@ -89,6 +89,16 @@ class Rare(NamedTuple):
     """An argument of which no plan knows: calls that have it are opened by name."""
 
 
+def _opened(method: str, label: str) -> Passing:
+    """Check by a method of the opened arguments."""
+    return Passing(lambda value, opened: getattr(opened, method)(value, label))
+
+
+def _flag(label: str) -> Passing:
+    """Check of a bool, or of an array of one."""
+    return Passing(lambda value, opened: value is True or opened.flag(value, label))
+
+
 # Numbers. Each is behind what makes a checked number of it and of the call; an axis, which depends
 # on the data, is checked by the layout.
 Axis: TypeAlias = Checked[int]
@@ -101,21 +111,11 @@ ScaleOffset: TypeAlias = Annotated[
 ]
 Momentum: TypeAlias = Annotated[Checked[float], Passing(lambda value, _: checks.weight(value))]
 Elements: TypeAlias = Annotated[Checked[float], Passing(lambda value, _: value)]
-MaxNorm: TypeAlias = Annotated[
-    Checked[Number], Passing(lambda value, opened: opened.limit(value, "max_norm"))
-]
-Limit: TypeAlias = Annotated[
-    Checked[Number], Passing(lambda value, opened: opened.limit(value, "limit"))
-]
-FoundInf: TypeAlias = Annotated[
-    Checked[Scalar | None], Passing(lambda value, opened: opened.indicator(value, "found_inf"))
-]
-DoUpdate: TypeAlias = Annotated[
-    Checked[Flag], Passing(lambda value, opened: value is True or opened.flag(value, "do_update"))
-]
-Overwrite: TypeAlias = Annotated[
-    Checked[Flag], Passing(lambda value, opened: value is True or opened.flag(value, "overwrite"))
-]
+MaxNorm: TypeAlias = Annotated[Checked[Number], _opened("limit", "max_norm")]
+Limit: TypeAlias = Annotated[Checked[Number], _opened("limit", "limit")]
+FoundInf: TypeAlias = Annotated[Checked[Scalar | None], _opened("indicator", "found_inf")]
+DoUpdate: TypeAlias = Annotated[Checked[Flag], _flag("do_update")]
+Overwrite: TypeAlias = Annotated[Checked[Flag], _flag("overwrite")]
 Factor: TypeAlias = Annotated[Checked[float | None], Passing(lambda value, _: checks.factor(value))]
 Activation: TypeAlias = Annotated[Checked[str], lambda value, _: checks.activation(value)]
 NormBeforeGate: TypeAlias = Annotated[
@@ -126,24 +126,14 @@ CastingRule: TypeAlias = Annotated[
     Checked[str], lambda value, _: checks.choice(value, "casting", ("safe", "same_kind"))
 ]
 HostNumbers: TypeAlias = Annotated[Checked[np.ndarray[Any, Any]], Passing(lambda value, _: value)]
-
-
 Order: TypeAlias = Annotated[Checked[float], lambda value, _: checks.norm_order(value)]
-ScaleFactor: TypeAlias = Annotated[
-    Checked[Number], Passing(lambda value, opened: opened.factor(value, "scale"))
-]
+ScaleFactor: TypeAlias = Annotated[Checked[Number], _opened("factor", "scale")]
 Exact: TypeAlias = Annotated[Checked[bool], lambda value, _: checks.flag(value, "exact")]
-Decay: TypeAlias = Annotated[
-    Checked[Number], Passing(lambda value, opened: opened.share(value, "decay"))
-]
+Decay: TypeAlias = Annotated[Checked[Number], _opened("share", "decay")]
 Seldom: TypeAlias = Annotated[Checked[Any], Rare()]
 # Of an optimiser's step.
-StepNumber: TypeAlias = Annotated[
-    Checked[Step], Passing(lambda value, opened: opened.count(value, "step"))
-]
-LearningRate: TypeAlias = Annotated[
-    Checked[Number], Passing(lambda value, opened: opened.rate(value, "lr"))
-]
+StepNumber: TypeAlias = Annotated[Checked[Step], _opened("count", "step")]
+LearningRate: TypeAlias = Annotated[Checked[Number], _opened("rate", "lr")]
 Beta: TypeAlias = Annotated[Checked[float], Passing(lambda value, _: value)]
 UpdateEps: TypeAlias = Annotated[Checked[float], Passing(lambda value, _: checks.epsilon(value))]
 MomentumFactor: TypeAlias = Annotated[
@@ -152,12 +142,8 @@ MomentumFactor: TypeAlias = Annotated[
 WeightDecay: TypeAlias = Annotated[
     Checked[float], Passing(lambda value, _: checks.size(value, "weight_decay"))
 ]
-GradScale: TypeAlias = Annotated[
-    Checked[Number], Passing(lambda value, opened: opened.number(value, "scale"))
-]
-StepTaken: TypeAlias = Annotated[
-    Checked[Flag], Passing(lambda value, opened: value is True or opened.flag(value, "verdict"))
-]
+GradScale: TypeAlias = Annotated[Checked[Number], _opened("number", "scale")]
+StepTaken: TypeAlias = Annotated[Checked[Flag], _flag("verdict")]
 
 
 class In(Field[Role]):
