@@ -8,37 +8,10 @@ from math import prod
 from typing import Any, Protocol
 
 from gradkit._backend import Address, Engine
-from gradkit._calls import checks, engines
+from gradkit._calls import checks, engines, roles
 from gradkit._calls.layouts import ChannelLayout, GroupLayout, VectorLayout
 from gradkit._calls.record import Call, in_place, result
-from gradkit._calls.roles import (
-    BatchMean,
-    BatchVar,
-    Bias,
-    ChannelAxis,
-    Count,
-    Data,
-    Elements,
-    EngineChoice,
-    Eps,
-    In,
-    InOut,
-    InvStd,
-    Mean,
-    Momentum,
-    NumGroups,
-    Out,
-    RankCounts,
-    RankMeans,
-    RankVars,
-    RunningMean,
-    RunningVar,
-    Scale,
-    SumDy,
-    SumDyXhat,
-    Var,
-    Wanted,
-)
+from gradkit._calls.roles import In, InOut, Out
 from gradkit._dtypes import BATCH_NORM_TYPES, LAYER_NORM_TYPES
 
 MOMENTUM = 0.1  # by default
@@ -106,19 +79,19 @@ class BatchNorm(Call):
     # Where compiled code keeps the biased variance too, of the dtype of the mean.
     var = None
 
-    x: In[Data]
-    scale: In[Scale | None]
-    bias: In[Bias | None]
-    channel_axis: ChannelAxis
-    eps: Eps
-    running_mean: InOut[RunningMean | None] = in_place(_NEW)
-    running_var: InOut[RunningVar | None] = in_place(_NEW)
-    momentum: Momentum
-    engine: EngineChoice
+    x: In[roles.Data]
+    scale: In[roles.Scale | None]
+    bias: In[roles.Bias | None]
+    channel_axis: roles.ChannelAxis
+    eps: roles.Eps
+    running_mean: InOut[roles.RunningMean | None] = in_place(_NEW)
+    running_var: InOut[roles.RunningVar | None] = in_place(_NEW)
+    momentum: roles.Momentum
+    engine: roles.EngineChoice
 
-    y: Out[Data] = result(may_be=("x",))
-    mean: Out[Mean] = result()
-    inv_std: Out[InvStd] = result()
+    y: Out[roles.Data] = result(may_be=("x",))
+    mean: Out[roles.Mean] = result()
+    inv_std: Out[roles.InvStd] = result()
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
@@ -137,18 +110,18 @@ class BatchNorm(Call):
 class BatchNormGrad(Call):
     """The gradient of a batch norm in training mode."""
 
-    dy: In[Data]
-    x: In[Data]
-    scale: In[Scale | None]
-    mean: In[Mean]
-    inv_std: In[InvStd]
-    channel_axis: ChannelAxis
-    engine: EngineChoice
-    wanted: Wanted = None  # type: ignore[assignment]
+    dy: In[roles.Data]
+    x: In[roles.Data]
+    scale: In[roles.Scale | None]
+    mean: In[roles.Mean]
+    inv_std: In[roles.InvStd]
+    channel_axis: roles.ChannelAxis
+    engine: roles.EngineChoice
+    wanted: roles.Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data | None] = result(may_be=("dy",))
-    dscale: Out[Scale | None] = result(if_="scale")
-    dbias: Out[Bias | None] = result(if_="scale")
+    dx: Out[roles.Data | None] = result(may_be=("dy",))
+    dscale: Out[roles.Scale | None] = result(if_="scale")
+    dbias: Out[roles.Bias | None] = result(if_="scale")
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
@@ -162,16 +135,16 @@ class BatchNormGrad(Call):
 class BatchNormInference(Call):
     """A batch norm by running statistics."""
 
-    x: In[Data]
-    scale: In[Scale | None]
-    bias: In[Bias | None]
-    mean: In[Mean]
-    var: In[Var]
-    channel_axis: ChannelAxis
-    eps: Eps
-    engine: EngineChoice
+    x: In[roles.Data]
+    scale: In[roles.Scale | None]
+    bias: In[roles.Bias | None]
+    mean: In[roles.Mean]
+    var: In[roles.Var]
+    channel_axis: roles.ChannelAxis
+    eps: roles.Eps
+    engine: roles.EngineChoice
 
-    y: Out[Data] = result(may_be=("x",))
+    y: Out[roles.Data] = result(may_be=("x",))
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
@@ -185,18 +158,18 @@ class BatchNormInference(Call):
 class BatchNormInferenceGrad(Call):
     """The gradient of a batch norm by running statistics, which are constants."""
 
-    dy: In[Data]
-    x: In[Data]
-    scale: In[Scale | None]
-    mean: In[Mean]
-    var: In[Var]
-    channel_axis: ChannelAxis
-    eps: Eps
-    wanted: Wanted = None  # type: ignore[assignment]
+    dy: In[roles.Data]
+    x: In[roles.Data]
+    scale: In[roles.Scale | None]
+    mean: In[roles.Mean]
+    var: In[roles.Var]
+    channel_axis: roles.ChannelAxis
+    eps: roles.Eps
+    wanted: roles.Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data | None] = result(may_be=("dy",))
-    dscale: Out[Scale | None] = result(if_="scale")
-    dbias: Out[Bias | None] = result(if_="scale")
+    dx: Out[roles.Data | None] = result(may_be=("dy",))
+    dscale: Out[roles.Scale | None] = result(if_="scale")
+    dbias: Out[roles.Bias | None] = result(if_="scale")
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
@@ -208,15 +181,15 @@ class BatchNormInferenceGrad(Call):
 class UpdateRunningStatistics(Call):
     """Running statistics, moved towards those of one batch."""
 
-    running_mean: In[RunningMean]
-    running_var: In[RunningVar]
-    mean: In[BatchMean]
-    var: In[BatchVar]
-    count: Elements
-    momentum: Momentum
+    running_mean: In[roles.RunningMean]
+    running_var: In[roles.RunningVar]
+    mean: In[roles.BatchMean]
+    var: In[roles.BatchVar]
+    count: roles.Elements
+    momentum: roles.Momentum
 
-    next_mean: Out[RunningMean] = result(may_be=("running_mean",))
-    next_var: Out[RunningVar] = result(may_be=("running_var",))
+    next_mean: Out[roles.RunningMean] = result(may_be=("running_mean",))
+    next_var: Out[roles.RunningVar] = result(may_be=("running_var",))
 
     layout = VectorLayout("running_mean")
 
@@ -224,11 +197,11 @@ class UpdateRunningStatistics(Call):
 class BatchNormStats(Call):
     """The statistics of one rank's part of a batch."""
 
-    x: In[Data]
-    channel_axis: ChannelAxis
+    x: In[roles.Data]
+    channel_axis: roles.ChannelAxis
 
-    mean: Out[BatchMean] = result()
-    var: Out[BatchVar] = result()
+    mean: Out[roles.BatchMean] = result()
+    var: Out[roles.BatchVar] = result()
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
@@ -236,13 +209,13 @@ class BatchNormStats(Call):
 class CombineStats(Call):
     """The statistics of the whole batch, from those of all ranks' parts."""
 
-    means: In[RankMeans]
-    variances: In[RankVars]
-    counts: In[RankCounts]
+    means: In[roles.RankMeans]
+    variances: In[roles.RankVars]
+    counts: In[roles.RankCounts]
 
-    mean: Out[BatchMean] = result()
-    var: Out[BatchVar] = result()
-    total: Out[Count] = result()
+    mean: Out[roles.BatchMean] = result()
+    var: Out[roles.BatchVar] = result()
+    total: Out[roles.Count] = result()
 
     layout = VectorLayout("means")
 
@@ -250,17 +223,17 @@ class CombineStats(Call):
 class BatchNormApply(Call):
     """A batch norm by the statistics of the whole batch."""
 
-    x: In[Data]
-    scale: In[Scale | None]
-    bias: In[Bias | None]
-    mean: In[BatchMean]
-    var: In[BatchVar]
-    channel_axis: ChannelAxis
-    eps: Eps
+    x: In[roles.Data]
+    scale: In[roles.Scale | None]
+    bias: In[roles.Bias | None]
+    mean: In[roles.BatchMean]
+    var: In[roles.BatchVar]
+    channel_axis: roles.ChannelAxis
+    eps: roles.Eps
 
-    y: Out[Data] = result(may_be=("x",))
-    saved_mean: Out[Mean] = result()
-    inv_std: Out[InvStd] = result()
+    y: Out[roles.Data] = result(may_be=("x",))
+    saved_mean: Out[roles.Mean] = result()
+    inv_std: Out[roles.InvStd] = result()
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
@@ -268,14 +241,14 @@ class BatchNormApply(Call):
 class BatchNormGradSums(Call):
     """The sums over one rank's part of a batch that a gradient needs."""
 
-    dy: In[Data]
-    x: In[Data]
-    mean: In[Mean]
-    inv_std: In[InvStd]
-    channel_axis: ChannelAxis
+    dy: In[roles.Data]
+    x: In[roles.Data]
+    mean: In[roles.Mean]
+    inv_std: In[roles.InvStd]
+    channel_axis: roles.ChannelAxis
 
-    sum_dy_xhat: Out[SumDyXhat] = result()
-    sum_dy: Out[SumDy] = result()
+    sum_dy_xhat: Out[roles.SumDyXhat] = result()
+    sum_dy: Out[roles.SumDy] = result()
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
@@ -283,17 +256,17 @@ class BatchNormGradSums(Call):
 class BatchNormGradApply(Call):
     """The gradient of a batch norm, from the sums over the whole batch."""
 
-    dy: In[Data]
-    x: In[Data]
-    scale: In[Scale | None]
-    mean: In[Mean]
-    inv_std: In[InvStd]
-    sum_dy_xhat: In[SumDyXhat]
-    sum_dy: In[SumDy]
-    count: Elements
-    channel_axis: ChannelAxis
+    dy: In[roles.Data]
+    x: In[roles.Data]
+    scale: In[roles.Scale | None]
+    mean: In[roles.Mean]
+    inv_std: In[roles.InvStd]
+    sum_dy_xhat: In[roles.SumDyXhat]
+    sum_dy: In[roles.SumDy]
+    count: roles.Elements
+    channel_axis: roles.ChannelAxis
 
-    dx: Out[Data] = result(may_be=("dy",))
+    dx: Out[roles.Data] = result(may_be=("dy",))
 
     types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
@@ -301,16 +274,16 @@ class BatchNormGradApply(Call):
 class GroupNorm(Call):
     """A group norm."""
 
-    x: In[Data]
-    num_groups: NumGroups
-    scale: In[Scale | None]
-    bias: In[Bias | None]
-    channel_axis: ChannelAxis
-    eps: Eps
+    x: In[roles.Data]
+    num_groups: roles.NumGroups
+    scale: In[roles.Scale | None]
+    bias: In[roles.Bias | None]
+    channel_axis: roles.ChannelAxis
+    eps: roles.Eps
 
-    y: Out[Data] = result(may_be=("x",))
-    mean: Out[Mean] = result()
-    inv_std: Out[InvStd] = result()
+    y: Out[roles.Data] = result(may_be=("x",))
+    mean: Out[roles.Mean] = result()
+    inv_std: Out[roles.InvStd] = result()
 
     types, layout = LAYER_NORM_TYPES, GroupLayout("x")
 
@@ -318,17 +291,17 @@ class GroupNorm(Call):
 class GroupNormGrad(Call):
     """The gradient of a group norm."""
 
-    dy: In[Data]
-    x: In[Data]
-    scale: In[Scale | None]
-    mean: In[Mean]
-    inv_std: In[InvStd]
-    channel_axis: ChannelAxis
-    wanted: Wanted = None  # type: ignore[assignment]
+    dy: In[roles.Data]
+    x: In[roles.Data]
+    scale: In[roles.Scale | None]
+    mean: In[roles.Mean]
+    inv_std: In[roles.InvStd]
+    channel_axis: roles.ChannelAxis
+    wanted: roles.Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data | None] = result(may_be=("dy",))
-    dscale: Out[Scale | None] = result(if_="scale")
-    dbias: Out[Bias | None] = result(if_="scale")
+    dx: Out[roles.Data | None] = result(may_be=("dy",))
+    dscale: Out[roles.Scale | None] = result(if_="scale")
+    dbias: Out[roles.Bias | None] = result(if_="scale")
 
     types, layout = LAYER_NORM_TYPES, GroupLayout("x")
 

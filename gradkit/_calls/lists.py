@@ -11,57 +11,9 @@ from operator import attrgetter
 from typing import Annotated, Any, Protocol, TypeAlias, dataclass_transform
 
 from gradkit._backend import Axes, picked
-from gradkit._calls import checks
-from gradkit._calls.list_layouts import (
-    Addition,
-    GuardStep,
-    Judgement,
-    LikeNorm,
-    OfList,
-    OfPairs,
-    OfUpdates,
-)
+from gradkit._calls import checks, list_layouts, roles
 from gradkit._calls.record import Call, Record, in_place, partners, result
-from gradkit._calls.roles import (
-    Beta,
-    CastingRule,
-    Checked,
-    Data,
-    Decay,
-    DoUpdate,
-    Exact,
-    Factor,
-    Flag,
-    Flags,
-    FoundInf,
-    Grads,
-    GradScale,
-    GuardState,
-    HostNumbers,
-    In,
-    InOut,
-    LearningRate,
-    Limit,
-    MaxNorm,
-    MomentumFactor,
-    Norm,
-    Number,
-    Numbers,
-    Order,
-    Out,
-    Overwrite,
-    Scalar,
-    ScaleFactor,
-    Seed,
-    Seldom,
-    Step,
-    StepNumber,
-    StepTaken,
-    UpdateEps,
-    Verdict,
-    WeightDecay,
-    Written,
-)
+from gradkit._calls.roles import Checked, Grads, In, InOut, Out, Seldom, Written
 from gradkit._dtypes import FLOATS, accumulation_name
 
 
@@ -79,10 +31,10 @@ class GradNorm(ListCall):
 
     grads: Grads
     norm_type: float
-    norm: Written[Norm]
+    norm: Written[roles.Norm]
     per_tensor: bool = False
-    scale: Number = 1.0
-    found_inf: Written[Flags | None] = None
+    scale: roles.Number = 1.0
+    found_inf: Written[roles.Flags | None] = None
 
 
 # What to do with parameters that cannot be written.
@@ -102,17 +54,17 @@ class TotalNorm(Call):
     """
 
     grads: In[Grads]
-    norm_type: Order
-    scale: ScaleFactor
+    norm_type: roles.Order
+    scale: roles.ScaleFactor
     nonfinite: Policy
-    exact: Exact
+    exact: roles.Exact
     replicas: Checked[Any]
     group: Seldom
     found_inf: Seldom
 
-    norm: Out[Norm] = result()
+    norm: Out[roles.Norm] = result()
 
-    layout = OfList(usual=_USUAL)
+    layout = list_layouts.OfList(usual=_USUAL)
     operation = "grad_norm"
     per_tensor = False
 
@@ -124,22 +76,22 @@ class ClipByTotalNorm(Call):
     """
 
     grads: InOut[Grads] = in_place("use clip_by_global_norm, which returns new gradients")
-    max_norm: MaxNorm
-    norm_type: Order
-    scale: ScaleFactor
+    max_norm: roles.MaxNorm
+    norm_type: roles.Order
+    scale: roles.ScaleFactor
     eps_mode: Checked[str]
     eps: Annotated[Checked[float], lambda eps, call: checks.signed_epsilon(eps, call.eps_mode)]
     nonfinite: Policy
-    exact: Exact
+    exact: roles.Exact
     replicas: Checked[Any]
     group: Seldom
     found_inf: Seldom
     clip: Seldom
     count: Seldom
 
-    norm: Out[Norm] = result()
+    norm: Out[roles.Norm] = result()
 
-    layout = OfList(usual=_USUAL)
+    layout = list_layouts.OfList(usual=_USUAL)
     per_tensor = zero_nonfinite = False
     outs = property(attrgetter("grads"))  # what is written
 
@@ -158,7 +110,7 @@ class NormParts(ListCall):
 
     grads: Grads
     norm_type: float
-    parts: Written[Numbers]
+    parts: Written[roles.Numbers]
     per_tensor: bool = False
     copies: Sequence[int] | None = None
 
@@ -177,7 +129,7 @@ class ExactSums(ListCall):
     grads: Grads
     norm_type: float
     rows: Sequence[int]
-    sums: Written[Numbers]
+    sums: Written[roles.Numbers]
 
 
 # What `ListStats` gives of a gradient: norm, largest magnitude, mean, zeros, what is not finite.
@@ -195,8 +147,8 @@ class ListStats(ListCall):
     """
 
     grads: Grads
-    stats: Written[Numbers | None] = None
-    parts: Written[Numbers | None] = None
+    stats: Written[roles.Numbers | None] = None
+    parts: Written[roles.Numbers | None] = None
 
 
 class RankState(ListCall):
@@ -210,10 +162,10 @@ class RankState(ListCall):
     grads: Grads
     norm_type: float
     digest: float
-    scale: Number = 1.0
-    max_norm: Number = math.inf
+    scale: roles.Number = 1.0
+    max_norm: roles.Number = math.inf
     copies: Sequence[int] | None = None
-    state: Written[Numbers]
+    state: Written[roles.Numbers]
 
 
 class JoinRanks(ListCall):
@@ -226,16 +178,16 @@ class JoinRanks(ListCall):
     ``states``.
     """
 
-    states: Numbers
+    states: roles.Numbers
     digest: float
     norm_type: float
-    scale: Number
-    max_norm: Number
+    scale: roles.Number
+    max_norm: roles.Number
     fresh: bool
-    norm: Written[Norm]
-    found_inf: Written[Flags | None]
-    faults: Written[Numbers]
-    factors: Written[Numbers]
+    norm: Written[roles.Norm]
+    found_inf: Written[roles.Flags | None]
+    faults: Written[roles.Numbers]
+    factors: Written[roles.Numbers]
 
 
 class ClipByNorm(ListCall):
@@ -246,10 +198,10 @@ class ClipByNorm(ListCall):
     """
 
     grads: Grads
-    norm: Norm
-    max_norm: Number
+    norm: roles.Norm
+    max_norm: roles.Number
     eps: float
-    scale: Number = 1.0
+    scale: roles.Number = 1.0
     zero_nonfinite: bool
     outs: Written[Grads]
 
@@ -273,7 +225,7 @@ class ScaleGrads(ListCall):
     """``outs = grads * coefficient``; 1 keeps every bit. ``outs`` may be ``grads``."""
 
     grads: Grads
-    coefficient: Number
+    coefficient: roles.Number
     outs: Written[Grads]
 
 
@@ -302,7 +254,7 @@ class UnitNorms(ListCall):
     norm_type: float
     axes: Axes
     mean: bool
-    norms: Written[Norm]
+    norms: Written[roles.Norm]
 
 
 class ClipUnits(ListCall):
@@ -313,9 +265,9 @@ class ClipUnits(ListCall):
     """
 
     grads: Grads
-    norms: Norm
-    max_norm: Number
-    param_norms: Norm | None = None
+    norms: roles.Norm
+    max_norm: roles.Number
+    param_norms: roles.Norm | None = None
     least: float = 0.0
     eps: float
     axes: Axes
@@ -344,13 +296,13 @@ class AccumulateGrads(ListCall):
 
     buffers: Written[Grads]
     grads: Grads
-    do_update: Flag
-    overwrite: Flag
-    scale: Number
-    norm: Written[Norm | None]
-    grad_norm: Written[Norm | None] = None
+    do_update: roles.Flag
+    overwrite: roles.Flag
+    scale: roles.Number
+    norm: Written[roles.Norm | None]
+    grad_norm: Written[roles.Norm | None] = None
     compensation: Written[Grads | None] = None
-    seed: Seed | None = None
+    seed: roles.Seed | None = None
     offsets: Sequence[int] = ()
 
 
@@ -365,15 +317,15 @@ class AccumulateLists(Call):
     compensation: InOut[Grads | None] = partners(
         may_be=False, instead="compute buffer + scale * grad for each pair"
     )
-    casting: CastingRule
-    scale: ScaleFactor
-    overwrite: Overwrite
-    do_update: DoUpdate
-    norm: InOut[Norm | None] = in_place("leave norm_out=None")
-    grad_norm: InOut[Norm | None] = in_place("leave grad_norm_out=None")
+    casting: roles.CastingRule
+    scale: roles.ScaleFactor
+    overwrite: roles.Overwrite
+    do_update: roles.DoUpdate
+    norm: InOut[roles.Norm | None] = in_place("leave norm_out=None")
+    grad_norm: InOut[roles.Norm | None] = in_place("leave grad_norm_out=None")
     at_random: Seldom
 
-    layout = OfPairs(usual={})
+    layout = list_layouts.OfPairs(usual={})
     operation = "accumulate_grads"
     seed, offsets = None, ()
 
@@ -391,13 +343,13 @@ class ClipCoefficient(Call):
     ``min(1, max_norm / (norm - eps))``, here and in ``ClipByNorm``.
     """
 
-    norm: In[Norm]
-    max_norm: MaxNorm
+    norm: In[roles.Norm]
+    max_norm: roles.MaxNorm
     eps: Checked[float]
 
-    coefficient: Out[Numbers] = result()
+    coefficient: Out[roles.Numbers] = result()
 
-    layout = LikeNorm("norm")
+    layout = list_layouts.LikeNorm("norm")
 
 
 class AccumulateGrad(Call):
@@ -407,14 +359,14 @@ class AccumulateGrad(Call):
     one pair.
     """
 
-    buffer: InOut[Data] = in_place("compute buffer + grad", may_be=("grad",))
-    grad: In[Data]
-    casting: CastingRule
-    do_update: DoUpdate
-    scale: Factor
-    compensation: InOut[Data | None] = in_place("compute buffer + grad")
+    buffer: InOut[roles.Data] = in_place("compute buffer + grad", may_be=("grad",))
+    grad: In[roles.Data]
+    casting: roles.CastingRule
+    do_update: roles.DoUpdate
+    scale: roles.Factor
+    compensation: InOut[roles.Data | None] = in_place("compute buffer + grad")
 
-    layout, detaches = Addition("buffer"), False
+    layout, detaches = list_layouts.Addition("buffer"), False
 
     def compute(self, backend: "ListOperations") -> None:
         if self.compensation is None:
@@ -436,12 +388,14 @@ class AccumulateGrad(Call):
 class AccumulateGradV2(Call):
     """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
 
-    buffer: InOut[Data] = in_place("take grad itself, or compute buffer + grad", may_be=("grad",))
-    grad: In[Data]
-    casting: CastingRule
-    overwrite: Overwrite
+    buffer: InOut[roles.Data] = in_place(
+        "take grad itself, or compute buffer + grad", may_be=("grad",)
+    )
+    grad: In[roles.Data]
+    casting: roles.CastingRule
+    overwrite: roles.Overwrite
 
-    layout, detaches = Addition("buffer"), False
+    layout, detaches = list_layouts.Addition("buffer"), False
 
 
 class SpikeGuardUpdate(Call):
@@ -452,17 +406,17 @@ class SpikeGuardUpdate(Call):
     ``clips``: the limit of a spike is below that of other norms, because it is clipped to it.
     """
 
-    state: In[GuardState]
-    norm: In[Norm]
+    state: In[roles.GuardState]
+    norm: In[roles.Norm]
     decay: Checked[float]
     threshold: Checked[float]
     warmup: Checked[int]
     clips: Checked[bool]
 
-    next_state: Out[GuardState] = result(may_be=("state",))
-    max_norm: Out[Scalar] = result()
+    next_state: Out[roles.GuardState] = result(may_be=("state",))
+    max_norm: Out[roles.Scalar] = result()
 
-    layout = GuardStep("state")
+    layout = list_layouts.GuardStep("state")
     reads_values = True
 
     def check_values(self, opened: Any) -> None:
@@ -474,13 +428,13 @@ class SpikeGuardUpdate(Call):
 class SpikeGuardInit(Call):
     """A state with a host array's values, of another array's type and on its device."""
 
-    like: In[Data]
-    values: HostNumbers
+    like: In[roles.Data]
+    values: roles.HostNumbers
     count: Checked[int | None]
 
-    state: Out[GuardState] = result()
+    state: Out[roles.GuardState] = result()
 
-    layout = GuardStep("like")
+    layout = list_layouts.GuardStep("like")
 
     def compute(self, backend: Any) -> None:
         self.state[...] = backend.as_float64(self.values)
@@ -492,13 +446,13 @@ class StepVerdict(Call):
     A backend gets a float64 array, of a bool that the caller has on the host too.
     """
 
-    norm: In[Norm]
-    limit: Limit
-    found_inf: FoundInf
+    norm: In[roles.Norm]
+    limit: roles.Limit
+    found_inf: roles.FoundInf
 
-    verdict: Out[Verdict] = result()
+    verdict: Out[roles.Verdict] = result()
 
-    layout = Judgement("norm")
+    layout = list_layouts.Judgement("norm")
 
     def compute(self, backend: Any) -> None:
         if self.found_inf is not None:
@@ -509,7 +463,7 @@ class StepVerdict(Call):
 class KeepIf(ListCall):
     """If ``verdict``, ``old = new`` byte for byte; elements are of 1, 2, 4 or 8 bytes."""
 
-    verdict: Flag
+    verdict: roles.Flag
     new: Grads
     old: Written[Grads]
 
@@ -523,7 +477,7 @@ class EmaUpdate(ListCall):
 
     averages: Written[Grads]
     params: Grads
-    decay: Number
+    decay: roles.Number
 
 
 class AverageLists(Call):
@@ -531,9 +485,9 @@ class AverageLists(Call):
 
     averages: InOut[Grads] = in_place("compute decay * average + (1 - decay) * param for each pair")
     params: In[Grads] = partners(may_be=True)
-    decay: Decay
+    decay: roles.Decay
 
-    layout = OfPairs(usual={})
+    layout = list_layouts.OfPairs(usual={})
     operation = "ema_update"
 
     def fits(self, name: str, average: str, param: str) -> bool:  # noqa: ARG002
@@ -557,15 +511,15 @@ class AdamwUpdate(ListCall):
     grads: Grads
     moments: Written[Grads]
     variances: Written[Grads]
-    step: Step
-    lr: Number
+    step: roles.Step
+    lr: roles.Number
     beta1: float
     beta2: float
     eps: float
     weight_decay: float
-    scale: Number
-    verdict: Flag
-    seed: Seed | None = None
+    scale: roles.Number
+    verdict: roles.Flag
+    seed: roles.Seed | None = None
     offsets: Sequence[int] = ()
 
 
@@ -580,13 +534,13 @@ class SgdUpdate(ListCall):
     params: Written[Grads]
     grads: Grads
     momenta: Written[Grads | None]
-    lr: Number
+    lr: roles.Number
     momentum: float
     nesterov: bool
     weight_decay: float
-    scale: Number
-    verdict: Flag
-    seed: Seed | None = None
+    scale: roles.Number
+    verdict: roles.Flag
+    seed: roles.Seed | None = None
     offsets: Sequence[int] = ()
 
 
@@ -606,17 +560,17 @@ class AdamwLists(Call):
     grads: In[Grads] = partners(may_be=False)
     moments: InOut[Grads] = partners(may_be=False, instead=_NEW_ARRAYS.format("adamw_update"))
     variances: InOut[Grads] = partners(may_be=False, instead=_NEW_ARRAYS.format("adamw_update"))
-    step: StepNumber
-    lr: LearningRate
-    beta1: Beta
-    beta2: Beta
-    eps: UpdateEps
-    weight_decay: WeightDecay
-    scale: GradScale
-    verdict: StepTaken
+    step: roles.StepNumber
+    lr: roles.LearningRate
+    beta1: roles.Beta
+    beta2: roles.Beta
+    eps: roles.UpdateEps
+    weight_decay: roles.WeightDecay
+    scale: roles.GradScale
+    verdict: roles.StepTaken
     at_random: Seldom
 
-    layout = OfUpdates(usual={})
+    layout = list_layouts.OfUpdates(usual={})
     operation = "adamw_update"
     seed, offsets = None, ()
     fits = staticmethod(goes_with_param)
@@ -628,15 +582,15 @@ class SgdLists(Call):
     params: InOut[Grads] = in_place(_NEW_ARRAYS.format("sgd_update"))
     grads: In[Grads] = partners(may_be=False)
     momenta: InOut[Grads | None] = partners(may_be=False, instead=_NEW_ARRAYS.format("sgd_update"))
-    lr: LearningRate
-    momentum: MomentumFactor
+    lr: roles.LearningRate
+    momentum: roles.MomentumFactor
     nesterov: Annotated[Checked[bool], lambda value, _: checks.flag(value, "nesterov")]
-    weight_decay: WeightDecay
-    scale: GradScale
-    verdict: StepTaken
+    weight_decay: roles.WeightDecay
+    scale: roles.GradScale
+    verdict: roles.StepTaken
     at_random: Seldom
 
-    layout = OfUpdates(usual={})
+    layout = list_layouts.OfUpdates(usual={})
     operation = "sgd_update"
     seed, offsets = None, ()
     fits = staticmethod(goes_with_param)

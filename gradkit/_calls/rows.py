@@ -9,24 +9,10 @@ from functools import wraps
 from typing import Any, Protocol
 
 from gradkit._backend import Address
-from gradkit._calls import checks
+from gradkit._calls import checks, roles
 from gradkit._calls.layouts import RowLayout, SampleLayout
 from gradkit._calls.record import Call, result
-from gradkit._calls.roles import (
-    Activation,
-    Axis,
-    Bias,
-    Data,
-    Eps,
-    In,
-    InvStd,
-    Mean,
-    NormBeforeGate,
-    Out,
-    Scale,
-    ScaleOffset,
-    Wanted,
-)
+from gradkit._calls.roles import In, Out
 from gradkit._calls.samples import lead_of, sample_count, samples_of
 from gradkit._dtypes import LAYER_NORM_TYPES
 
@@ -71,16 +57,16 @@ class RowOperations(Protocol):
 class LayerNorm(Call):
     """A layer norm."""
 
-    x: In[Data]
-    scale: In[Scale | None]
-    bias: In[Bias | None]
-    axis: Axis
-    eps: Eps
-    scale_offset: ScaleOffset
+    x: In[roles.Data]
+    scale: In[roles.Scale | None]
+    bias: In[roles.Bias | None]
+    axis: roles.Axis
+    eps: roles.Eps
+    scale_offset: roles.ScaleOffset
 
-    y: Out[Data] = result(may_be=("x",))
-    mean: Out[Mean] = result()
-    inv_std: Out[InvStd] = result()
+    y: Out[roles.Data] = result(may_be=("x",))
+    mean: Out[roles.Mean] = result()
+    inv_std: Out[roles.InvStd] = result()
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
@@ -88,18 +74,18 @@ class LayerNorm(Call):
 class AddLayerNorm(Call):
     """A layer norm of a residual sum."""
 
-    x: In[Data]
-    residual: In[Data]
-    scale: In[Scale | None]
-    bias: In[Bias | None]
-    axis: Axis
-    eps: Eps
-    scale_offset: ScaleOffset
+    x: In[roles.Data]
+    residual: In[roles.Data]
+    scale: In[roles.Scale | None]
+    bias: In[roles.Bias | None]
+    axis: roles.Axis
+    eps: roles.Eps
+    scale_offset: roles.ScaleOffset
 
-    y: Out[Data] = result(may_be=("x",))
-    s: Out[Data] = result(may_be=("x", "residual"))
-    mean: Out[Mean] = result()
-    inv_std: Out[InvStd] = result()
+    y: Out[roles.Data] = result(may_be=("x",))
+    s: Out[roles.Data] = result(may_be=("x", "residual"))
+    mean: Out[roles.Mean] = result()
+    inv_std: Out[roles.InvStd] = result()
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
@@ -107,19 +93,19 @@ class AddLayerNorm(Call):
 class LayerNormGrad(Call):
     """The gradient of a layer norm; ``ds`` is added to ``dx`` before that is rounded."""
 
-    dy: In[Data]
-    x: In[Data]
-    scale: In[Scale | None]
-    mean: In[Mean]
-    inv_std: In[InvStd]
-    ds: In[Data | None]
-    axis: Axis
-    scale_offset: ScaleOffset
-    wanted: Wanted = None  # type: ignore[assignment]
+    dy: In[roles.Data]
+    x: In[roles.Data]
+    scale: In[roles.Scale | None]
+    mean: In[roles.Mean]
+    inv_std: In[roles.InvStd]
+    ds: In[roles.Data | None]
+    axis: roles.Axis
+    scale_offset: roles.ScaleOffset
+    wanted: roles.Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data | None] = result(may_be=("dy", "ds"))
-    dscale: Out[Scale | None] = result(if_="scale")
-    dbias: Out[Bias | None] = result(if_="scale")
+    dx: Out[roles.Data | None] = result(may_be=("dy", "ds"))
+    dscale: Out[roles.Scale | None] = result(if_="scale")
+    dbias: Out[roles.Bias | None] = result(if_="scale")
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
@@ -127,14 +113,14 @@ class LayerNormGrad(Call):
 class LayerNormInverse(Call):
     """The input of a layer norm, from its output."""
 
-    y: In[Data]
-    scale: In[Scale | None]
-    bias: In[Bias | None]
-    mean: In[Mean]
-    inv_std: In[InvStd]
-    axis: Axis
+    y: In[roles.Data]
+    scale: In[roles.Scale | None]
+    bias: In[roles.Bias | None]
+    mean: In[roles.Mean]
+    inv_std: In[roles.InvStd]
+    axis: roles.Axis
 
-    x: Out[Data] = result(may_be=("y",))
+    x: Out[roles.Data] = result(may_be=("y",))
 
     types, layout = LAYER_NORM_TYPES, RowLayout("y")
 
@@ -147,17 +133,17 @@ class LayerNormInverse(Call):
 class InvertibleLayerNormGrad(Call):
     """The gradient of a layer norm, from its output."""
 
-    dy: In[Data]
-    y: In[Data]
-    scale: In[Scale | None]
-    bias: In[Bias | None]
-    inv_std: In[InvStd]
-    axis: Axis
-    wanted: Wanted = None  # type: ignore[assignment]
+    dy: In[roles.Data]
+    y: In[roles.Data]
+    scale: In[roles.Scale | None]
+    bias: In[roles.Bias | None]
+    inv_std: In[roles.InvStd]
+    axis: roles.Axis
+    wanted: roles.Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data | None] = result(may_be=("dy",))
-    dscale: Out[Scale | None] = result(if_="scale")
-    dbias: Out[Bias | None] = result(if_="bias")
+    dx: Out[roles.Data | None] = result(may_be=("dy",))
+    dscale: Out[roles.Scale | None] = result(if_="scale")
+    dbias: Out[roles.Bias | None] = result(if_="bias")
 
     types, layout = LAYER_NORM_TYPES, RowLayout("y")
 
@@ -170,14 +156,14 @@ class InvertibleLayerNormGrad(Call):
 class RmsNorm(Call):
     """An RMS norm."""
 
-    x: In[Data]
-    scale: In[Scale | None]
-    axis: Axis
-    eps: Eps
-    scale_offset: ScaleOffset
+    x: In[roles.Data]
+    scale: In[roles.Scale | None]
+    axis: roles.Axis
+    eps: roles.Eps
+    scale_offset: roles.ScaleOffset
 
-    y: Out[Data] = result(may_be=("x",))
-    inv_std: Out[InvStd] = result()
+    y: Out[roles.Data] = result(may_be=("x",))
+    inv_std: Out[roles.InvStd] = result()
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
@@ -185,16 +171,16 @@ class RmsNorm(Call):
 class AddRmsNorm(Call):
     """An RMS norm of a sum."""
 
-    x: In[Data]
-    residual: In[Data]
-    scale: In[Scale | None]
-    axis: Axis
-    eps: Eps
-    scale_offset: ScaleOffset
+    x: In[roles.Data]
+    residual: In[roles.Data]
+    scale: In[roles.Scale | None]
+    axis: roles.Axis
+    eps: roles.Eps
+    scale_offset: roles.ScaleOffset
 
-    y: Out[Data] = result(may_be=("x",))
-    s: Out[Data] = result(may_be=("x", "residual"))
-    inv_std: Out[InvStd] = result()
+    y: Out[roles.Data] = result(may_be=("x",))
+    s: Out[roles.Data] = result(may_be=("x", "residual"))
+    inv_std: Out[roles.InvStd] = result()
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
@@ -202,17 +188,17 @@ class AddRmsNorm(Call):
 class RmsNormGrad(Call):
     """The gradient of an RMS norm; ``ds`` is added to ``dx`` before that is rounded."""
 
-    dy: In[Data]
-    x: In[Data]
-    scale: In[Scale | None]
-    inv_std: In[InvStd]
-    ds: In[Data | None]
-    axis: Axis
-    scale_offset: ScaleOffset
-    wanted: Wanted = None  # type: ignore[assignment]
+    dy: In[roles.Data]
+    x: In[roles.Data]
+    scale: In[roles.Scale | None]
+    inv_std: In[roles.InvStd]
+    ds: In[roles.Data | None]
+    axis: roles.Axis
+    scale_offset: roles.ScaleOffset
+    wanted: roles.Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data | None] = result(may_be=("dy", "ds"))
-    dscale: Out[Scale | None] = result(if_="scale")
+    dx: Out[roles.Data | None] = result(may_be=("dy", "ds"))
+    dscale: Out[roles.Scale | None] = result(if_="scale")
 
     types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
@@ -220,17 +206,17 @@ class RmsNormGrad(Call):
 class InvertibleRmsNormGrad(Call):
     """The gradient of an RMS norm, from its output; ``ds`` as in ``RmsNormGrad``."""
 
-    dy: In[Data]
-    y: In[Data]
-    scale: In[Scale | None]
-    inv_std: In[InvStd]
-    ds: In[Data | None]
-    axis: Axis
-    scale_offset: ScaleOffset
-    wanted: Wanted = None  # type: ignore[assignment]
+    dy: In[roles.Data]
+    y: In[roles.Data]
+    scale: In[roles.Scale | None]
+    inv_std: In[roles.InvStd]
+    ds: In[roles.Data | None]
+    axis: roles.Axis
+    scale_offset: roles.ScaleOffset
+    wanted: roles.Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data | None] = result(may_be=("dy", "ds"))
-    dscale: Out[Scale | None] = result(if_="scale")
+    dx: Out[roles.Data | None] = result(may_be=("dy", "ds"))
+    dscale: Out[roles.Scale | None] = result(if_="scale")
 
     types, layout = LAYER_NORM_TYPES, RowLayout("y")
 
@@ -243,17 +229,17 @@ class InvertibleRmsNormGrad(Call):
 class GatedRmsNorm(Call):
     """An RMS norm that is multiplied by an activated gate, or whose input is."""
 
-    x: In[Data]
-    gate: In[Data]
-    scale: In[Scale | None]
-    axis: Axis
-    eps: Eps
-    scale_offset: ScaleOffset
-    activation: Activation
-    norm_before_gate: NormBeforeGate
+    x: In[roles.Data]
+    gate: In[roles.Data]
+    scale: In[roles.Scale | None]
+    axis: roles.Axis
+    eps: roles.Eps
+    scale_offset: roles.ScaleOffset
+    activation: roles.Activation
+    norm_before_gate: roles.NormBeforeGate
 
-    y: Out[Data] = result(may_be=("x", "gate"))
-    inv_std: Out[InvStd] = result()
+    y: Out[roles.Data] = result(may_be=("x", "gate"))
+    inv_std: Out[roles.InvStd] = result()
 
     silu = property(lambda self: self.activation == "silu")
     types, layout = LAYER_NORM_TYPES, RowLayout("x")
@@ -262,20 +248,20 @@ class GatedRmsNorm(Call):
 class GatedRmsNormGrad(Call):
     """The gradient of a gated RMS norm."""
 
-    dy: In[Data]
-    x: In[Data]
-    gate: In[Data]
-    scale: In[Scale | None]
-    inv_std: In[InvStd]
-    axis: Axis
-    scale_offset: ScaleOffset
-    activation: Activation
-    norm_before_gate: NormBeforeGate
-    wanted: Wanted = None  # type: ignore[assignment]
+    dy: In[roles.Data]
+    x: In[roles.Data]
+    gate: In[roles.Data]
+    scale: In[roles.Scale | None]
+    inv_std: In[roles.InvStd]
+    axis: roles.Axis
+    scale_offset: roles.ScaleOffset
+    activation: roles.Activation
+    norm_before_gate: roles.NormBeforeGate
+    wanted: roles.Wanted = None  # type: ignore[assignment]
 
-    dx: Out[Data | None] = result(may_be=("dy", "x"))
-    dgate: Out[Data | None] = result(may_be=("dy", "gate"))
-    dscale: Out[Scale | None] = result(if_="scale")
+    dx: Out[roles.Data | None] = result(may_be=("dy", "x"))
+    dgate: Out[roles.Data | None] = result(may_be=("dy", "gate"))
+    dscale: Out[roles.Scale | None] = result(if_="scale")
 
     silu = property(lambda self: self.activation == "silu")
     types, layout = LAYER_NORM_TYPES, RowLayout("x")
