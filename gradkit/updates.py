@@ -236,11 +236,11 @@ class _Opened:
         self.call = call
         own = instead["params"]
         self.into = Gradients(call.params, instead=own, label="params", beside=self._numbers)
-        self.states: list[Gradients] = []
+        self.states: dict[str, Gradients] = {}
         self.read = self._beside("grads")
         for name in states:
             if getattr(call, name) is not None:
-                self.states.append(self._beside(name, instead=instead[name]))
+                self.states[name] = self._beside(name, instead=instead[name])
 
     def _numbers(self) -> dict[str, Any]:
         """Arrays that show the library and device of an empty list of parameters."""
@@ -255,65 +255,43 @@ class _Opened:
             return _why_not(name, param, other)
 
         check_pairs(self.into, opened, (name, "params"), why, may_be=False)
-        for other in (self.read, *self.states) if instead else ():
+        for other in (self.read, *self.states.values()) if instead else ():
             check_apart(opened, other)
         return opened
 
-    def numbers(self) -> dict[str, Any]:
-        """The fields that steps of all kinds have, checked."""
+    def take(self, step: type[AdamwUpdate | SgdUpdate], **more: Any) -> Any:
+        """Take a step, and return the caller's own parameters."""
         into, call = self.into, self.call
-        numbers = {name: check(getattr(call, name), into) for name, check in call.passing.items()}
-        numbers |= at_random(into, call.at_random)
-        for name in ("step", "verdict", "seed"):
-            self._apart(numbers.get(name), name)
-        return numbers
+        with into.on_stream():
+            numbers = {n: check(getattr(call, n), into) for n, check in call.passing.items()}
+            numbers |= at_random(into, call.at_random)
+            for name in ("step", "verdict", "seed"):
+                self._apart(numbers.get(name), name)
+            lists = {"params": into, "grads": self.read, **self.states}
+            views: dict[str, Any] = {name: opened.views for name, opened in lists.items()}
+            getattr(into.backend, call.operation)(step(**views, **numbers, **more))
+        for written in (into, *self.states.values()):
+            written.wrote()
+        if not into.framework.returns_views:
+            into.framework.wrote(into.counted)
+        return into.returned(call.params)
 
     def _apart(self, array: Any, label: str) -> None:
         """Raise if an array that is read or counted up lies in memory of the lists."""
         if is_array(array):
-            for each in (self.into, self.read, *self.states):
+            for each in (self.into, self.read, *self.states.values()):
                 each.refuse_overlap(array, label)
-
-    def returned(self) -> Any:
-        """The caller's own parameters, once all is written."""
-        for written in (self.into, *self.states):
-            written.wrote()
-        if not self.into.framework.returns_views:
-            self.into.framework.wrote(self.into.counted)
-        return self.into.returned(self.call.params)
 
 
 def _adamw_by_name(call: AdamwLists, out: Any) -> Any:  # noqa: ARG001
     opened = _Opened(call, "moments", "variances")
-    moments, variances = opened.states
-    _check_alike(moments, variances)
-    with opened.into.on_stream():
-        opened.into.backend.adamw_update(
-            AdamwUpdate(
-                params=opened.into.views,
-                grads=opened.read.views,
-                moments=moments.views,
-                variances=variances.views,
-                **opened.numbers(),
-            )
-        )
-    return opened.returned()
+    _check_alike(**opened.states)
+    return opened.take(AdamwUpdate)
 
 
 def _sgd_by_name(call: SgdLists, out: Any) -> Any:  # noqa: ARG001
     opened = _Opened(call, "momenta")
-    nesterov = checks.flag(call.nesterov, "nesterov")
-    with opened.into.on_stream():
-        opened.into.backend.sgd_update(
-            SgdUpdate(
-                params=opened.into.views,
-                grads=opened.read.views,
-                momenta=opened.states[0].views if opened.states else None,
-                nesterov=nesterov,
-                **opened.numbers(),
-            )
-        )
-    return opened.returned()
+    return opened.take(SgdUpdate, nesterov=checks.flag(call.nesterov, "nesterov"))
 
 
 def _why_not(name: str, param: Any, other: Any) -> str | None:

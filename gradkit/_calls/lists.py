@@ -533,7 +533,7 @@ class SgdUpdate(ListCall):
 
     params: Written[Grads]
     grads: Grads
-    momenta: Written[Grads | None]
+    momenta: Written[Grads | None] = None
     lr: roles.Number
     momentum: float
     nesterov: bool

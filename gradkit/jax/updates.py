@@ -29,6 +29,10 @@ __all__ = ["adamw_update", "sgd_update"]
 
 _Params = TypeVar("_Params")
 _State = TypeVar("_State")
+_STEPS: dict[str, tuple[Any, tuple[str, ...]]] = {  # the record, and what is kept of parameters
+    "adamw_update": (AdamwUpdate, ("moments", "variances")),
+    "sgd_update": (SgdUpdate, ("momenta",)),
+}
 _REFUSAL = "{} is not differentiable; differentiate the loss, and pass its gradients"
 
 
@@ -197,6 +201,7 @@ def _updated(
         return trees
     operands = [of[path] for of in (*filter(None, written), read_only) for path in paths]
     labels, last = list(numbers), len(operands)
+    record, states = _STEPS[name]
 
     # It outlives the trace, in what is compiled, and so holds none of its arrays.
     def compute(outs: list[Array], ins: list[Any]) -> None:
@@ -207,19 +212,10 @@ def _updated(
             fields["seed"] = fields["seed"].view(np.uint64).reshape(())
         fields["offsets"] = [*accumulate((array.size for array in lists[0][:-1]), initial=0)]
         backend, gradients = backend_of(fields["lr"]), Views(ins[last - count : last])
-        if name == "adamw_update":
+        fields |= zip(("params", *states), lists, strict=False)
+        if "step" in fields:
             fields["step"] = fields["step"].astype(np.int64)  # a copy, which is counted up
-            moments, variances = lists[1:]
-            backend.adamw_update(
-                AdamwUpdate(
-                    params=lists[0], grads=gradients, moments=moments, variances=variances, **fields
-                )
-            )
-        else:
-            momenta = lists[1] if len(lists) > 1 else None
-            backend.sgd_update(
-                SgdUpdate(params=lists[0], grads=gradients, momenta=momenta, **fields)
-            )
+        getattr(backend, name)(record(grads=gradients, **fields))
 
     present = [*numbers.values()]
     results = results_like(operands, count, last - count, present)
@@ -242,8 +238,8 @@ def _check(
 ) -> None:
     """Find out what is wrong with a call, on arrays without elements."""
     params, gradients, *states = map(without_elements, (written[0], grads, *written[1:]))
-    kept = ("moments", "variances") if name == "adamw_update" else ("momenta",)
-    shapes_alike("params", written[0], grads=grads, **dict(zip(kept, written[1:], strict=True)))
+    kept = dict(zip(_STEPS[name][1], written[1:], strict=True))
+    shapes_alike("params", written[0], grads=grads, **kept)
     rounding: Any = {"rounding": "nearest" if seed is None else "stochastic", "seed": 0}
     if name == "adamw_update":
         gradkit.adamw_update(params, gradients, states[0], states[1], 1, lr=0, **rounding)
