@@ -14,18 +14,7 @@ from torch.fx import Proxy
 
 from gradkit._calls.channels import MOMENTUM
 from gradkit.distributed import Group
-from gradkit.torch.norms import (
-    add_layer_norm,
-    add_rms_norm,
-    batch_norm,
-    gated_rms_norm,
-    group_norm,
-    instance_norm,
-    invertible_layer_norm,
-    invertible_rms_norm,
-    layer_norm,
-    rms_norm,
-)
+from gradkit.torch import norms
 
 __all__ = [
     "AddLayerNorm",
@@ -132,14 +121,8 @@ class LayerNorm(_LayerNorm):
     @_leaf
     def forward(self, input: Tensor) -> Tensor:
         """Normalise the last dimensions."""
-        return layer_norm(
-            input,
-            self.normalized_shape,
-            self.weight,
-            self.bias,
-            self.eps,
-            scale_offset=self.scale_offset,
-        )
+        shape, how = self.normalized_shape, (self.weight, self.bias, self.eps)
+        return norms.layer_norm(input, shape, *how, scale_offset=self.scale_offset)
 
 
 class AddLayerNorm(_LayerNorm):
@@ -159,15 +142,8 @@ class AddLayerNorm(_LayerNorm):
         self, input: Tensor, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Add, and normalise the last dimensions: both results."""
-        return add_layer_norm(
-            input,
-            residual,
-            self.normalized_shape,
-            self.weight,
-            self.bias,
-            self.eps,
-            scale_offset=self.scale_offset,
-        )
+        shape, how = self.normalized_shape, (self.weight, self.bias, self.eps)
+        return norms.add_layer_norm(input, residual, shape, *how, scale_offset=self.scale_offset)
 
 
 class InvertibleLayerNorm(nn.LayerNorm):
@@ -176,7 +152,9 @@ class InvertibleLayerNorm(nn.LayerNorm):
     @_leaf
     def forward(self, input: Tensor) -> Tensor:
         """Normalise the last dimensions."""
-        return invertible_layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return norms.invertible_layer_norm(
+            input, self.normalized_shape, self.weight, self.bias, self.eps
+        )
 
 
 class RMSNorm(_RMSNorm):
@@ -195,7 +173,7 @@ class RMSNorm(_RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimensions."""
         shape, offset = self.normalized_shape, self.scale_offset
-        return rms_norm(x, shape, self.weight, self.eps, scale_offset=offset)
+        return norms.rms_norm(x, shape, self.weight, self.eps, scale_offset=offset)
 
 
 class InvertibleRMSNorm(_RMSNorm):
@@ -205,7 +183,7 @@ class InvertibleRMSNorm(_RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimensions."""
         shape, offset = self.normalized_shape, self.scale_offset
-        return invertible_rms_norm(x, shape, self.weight, self.eps, scale_offset=offset)
+        return norms.invertible_rms_norm(x, shape, self.weight, self.eps, scale_offset=offset)
 
 
 class AddRMSNorm(_RMSNorm):
@@ -226,7 +204,7 @@ class AddRMSNorm(_RMSNorm):
     ) -> tuple[Tensor, Tensor]:
         """Add, and normalise the last dimensions: both results."""
         shape, offset = self.normalized_shape, self.scale_offset
-        return add_rms_norm(x, residual, shape, self.weight, self.eps, scale_offset=offset)
+        return norms.add_rms_norm(x, residual, shape, self.weight, self.eps, scale_offset=offset)
 
 
 class GatedRMSNorm(_RMSNorm):
@@ -261,7 +239,7 @@ class GatedRMSNorm(_RMSNorm):
     @_leaf
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
         """Normalise the last dimensions, before the product with the activated gate or after."""
-        return gated_rms_norm(
+        return norms.gated_rms_norm(
             x,
             gate,
             self.normalized_shape,
@@ -284,7 +262,7 @@ class GroupNorm(nn.GroupNorm):
     @_leaf
     def forward(self, input: Tensor) -> Tensor:
         """Normalise the groups of each sample."""
-        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        return norms.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
@@ -295,7 +273,7 @@ class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         """Normalise samples; PyTorch's ``forward`` checks their shape and adds a batch's axis."""
-        return instance_norm(
+        return norms.instance_norm(
             input,
             self.running_mean,
             self.running_var,
@@ -358,7 +336,7 @@ class _BatchNormModule(nn.modules.batchnorm._BatchNorm):
             momentum = MOMENTUM
         how = by_batch, momentum, self.eps
         group = self.group if self.training else None
-        return batch_norm(input, mean, var, self.weight, self.bias, *how, group=group)
+        return norms.batch_norm(input, mean, var, self.weight, self.bias, *how, group=group)
 
 
 class BatchNorm1d(_BatchNormModule, nn.BatchNorm1d):
@@ -496,8 +474,8 @@ def restore_norms(model: _Model) -> _Model:
     >>> type(gradkit.torch.restore_norms(model)[0])
     <class 'torch.nn.modules.normalization.LayerNorm'>
     """
-    norms = {path: m for path, m in model.named_modules() if type(m) in _THEIRS}
-    for path, module in norms.items():
+    ours = {path: m for path, m in model.named_modules() if type(m) in _THEIRS}
+    for path, module in ours.items():
         name = f"model.{path}" if path else "model"
         if getattr(module, "group", None) is not None:
             raise ValueError(f"{name} has a group, which PyTorch's norms have not; set it to None")
@@ -506,7 +484,7 @@ def restore_norms(model: _Model) -> _Model:
                 f"{name} has scale_offset {offset}, which PyTorch's norms have not; add it to the "
                 "weight and set scale_offset to 0 first"
             )
-    for module in norms.values():
+    for module in ours.values():
         module.__class__ = _THEIRS[type(module)]
         for name in ("scale_offset", "group"):
             module.__dict__.pop(name, None)
