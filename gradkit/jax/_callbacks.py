@@ -60,6 +60,11 @@ class ResultShape(NamedTuple):
     same_on: frozenset[Any] = frozenset()
     sharding: Any = None
 
+    @classmethod
+    def like(cls, array: Any, same_on: frozenset[Any] = frozenset()) -> "ResultShape":
+        """A result of an array's shape and dtype, spread as that is."""
+        return cls(array.shape, array.dtype, same_on, sharding_of(array))
+
 
 def call(
     refusal: str,

@@ -1,5 +1,6 @@
 """Numbers that JAX holds, or takes for something else: it may have no float64."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,8 +28,8 @@ def pair(number: float) -> Array:
     return np.array([number], np.float64).view(np.uint32)
 
 
-def number(value: Any, label: str) -> Any:
-    """A caller's number: a Python one in all its bits, an array as it is, or widened."""
+def number(value: Any, label: str, check: Callable[[Any, str], float] = checks.real) -> Any:
+    """A caller's number: a Python one, checked, in all its bits, an array as it is, or widened."""
     if isinstance(value, jax.Array):
         checks.shape(value, (), label, "one number")
         # A Python int that jit traces, or a count of tokens.
@@ -36,7 +37,21 @@ def number(value: Any, label: str) -> Any:
             return value.astype(widest())
         checks.floating(value, label)
         return value if value.dtype.itemsize > 2 else value.astype(np.float32)
-    return pair(checks.real(value, label))
+    return pair(check(value, label))
+
+
+def factor(scale: Any) -> Any:
+    """A caller's ``scale``."""
+
+    def check(value: Any, label: str) -> float:
+        return checks.finite(checks.real(value, label), label)
+
+    return number(scale, "scale", check)
+
+
+def limit_of(value: Any, label: str) -> Any:
+    """A caller's limit of a norm."""
+    return number(value, label, checks.nonnegative)
 
 
 def read(number: Array) -> Array:

@@ -8,7 +8,8 @@ import numpy as np
 
 from gradkit._backend import Array, Shape
 from gradkit._calls import checks
-from gradkit.jax._callbacks import ResultShape, is_known, sharding_of, varying
+from gradkit.jax._callbacks import ResultShape, call, is_known, varying
+from gradkit.jax._compiled import CompiledCall, Compute
 
 
 def words(seed: Any) -> Any:
@@ -43,23 +44,36 @@ def by_path(tree: Any) -> dict[str, Any]:
     return {".".join(map(name, path)): jnp.asarray(leaf) for path, leaf in leaves}
 
 
-def results_like(
-    arrays: list[Any], count: int, written: int, numbers: list[Any]
-) -> list[ResultShape]:
-    """Results in the places of the first ``written`` arrays, which are lists of ``count`` each.
+def rebuilt(tree: Any, arrays: dict[str, Any]) -> Any:
+    """A pytree like another one, of arrays by the paths of its leaves."""
+    return jax.tree.structure(tree).unflatten([arrays[path] for path in by_path(tree)])
 
-    A result depends on the arrays at its own place of all lists, and on the numbers.
+
+def call_on_lists(
+    refusal: str,
+    compute: Compute,
+    written: list[dict[str, Any]],
+    read: dict[str, Any],
+    numbers: list[Any],
+    compiled: CompiledCall | None = None,
+) -> list[dict[str, jax.Array]]:
+    """New arrays in the places of those of the lists ``written``, by path.
+
+    ``compute`` gets the arrays of the lists that are written, of the one that is read, and the
+    numbers. All lists have the paths of the first, and come in its order: pytrees of another type
+    may have them in another one. A result depends on the arrays at its own place of all lists, and
+    on the numbers.
     """
+    paths, count = list(written[0]), len(written[0])
+    arrays = [of[path] for of in (*written, read) for path in paths]
     axes = varying(*arrays, *numbers)
-    return [
-        ResultShape(
-            array.shape,
-            array.dtype,
-            axes - varying(*arrays[k % count :: count], *numbers),
-            sharding_of(array),
-        )
-        for k, array in enumerate(arrays[:written])
+    results = [
+        ResultShape.like(array, axes - varying(*arrays[k % count :: count], *numbers))
+        for k, array in enumerate(arrays[:-count])
     ]
+    reuse = {k: k for k in range(len(results))}
+    new = call(refusal, compute, results, [*arrays, *numbers], reuse=reuse, compiled=compiled)
+    return [dict(zip(paths, new[k : k + count], strict=True)) for k in range(0, len(new), count)]
 
 
 def without_elements(arrays: dict[str, Any]) -> dict[str, Array]:

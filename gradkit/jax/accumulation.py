@@ -13,13 +13,13 @@ from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrads
 from gradkit._open.foreign import answers
-from gradkit.jax._callbacks import call
 from gradkit.jax._compiled import named_call
-from gradkit.jax._numbers import number, read
+from gradkit.jax._numbers import factor, read
 from gradkit.jax._pytrees import (
     by_path,
+    call_on_lists,
     flag,
-    results_like,
+    rebuilt,
     shapes_alike,
     without_elements,
     words,
@@ -135,18 +135,12 @@ def accumulate_grads(
     >>> buffers, kept
     (Array([258], dtype=bfloat16), Array([0], dtype=bfloat16))
     """
-    numbers = _numbers(scale, overwrite, do_update)
+    numbers = factor(scale), flag(overwrite, "overwrite"), flag(do_update, "do_update")
     seed_words = None
     if checks.choice(rounding, "rounding", ("nearest", "stochastic")) == "stochastic":
         seed_words = words(seed)
     both = _accumulate(buffers, compensation, grads, (*numbers, seed_words), casting)
     return both[0] if compensation is None else both
-
-
-def _numbers(scale: Any, overwrite: Any, do_update: Any) -> tuple[Any, Any, Any]:
-    if not isinstance(scale, jax.Array):
-        checks.finite(checks.real(scale, "scale"), "scale")
-    return number(scale, "scale"), flag(overwrite, "overwrite"), flag(do_update, "do_update")
 
 
 @partial(jax.jit, inline=True, static_argnames="casting")
@@ -162,22 +156,19 @@ def _accumulate(
     _check(into, None if remainders is None else beside, addends, casting, seed)
     if not into:
         return buffers, remainders
-    # All in the buffers' order: pytrees of another type may have the same paths in another one.
-    paths, count = list(into), len(into)
-    written = [*into.values(), *(beside[path] for path in paths if beside)]
-    first, last = len(written), len(written) + count  # the gradients among the operands
+    count, written = len(into), [into, beside] if beside else [into]
+    first, last = count * len(written), count * len(written) + count  # gradients among the operands
 
     # It outlives the trace, in what is compiled, and so holds none of its arrays.
     def compute(outs: list[Array], ins: list[Any]) -> None:
         by, fresh, update, *seeds = ins[last:]
-        factor, grads = read(by), Views(ins[first:last])
         backend_of(by).accumulate_grads(
             AccumulateGrads(
                 buffers=Views(outs[:count]),
-                grads=grads,
+                grads=Views(ins[first:last]),
                 do_update=update,
                 overwrite=fresh,
-                scale=factor,
+                scale=read(by),
                 norm=None,
                 compensation=Views(outs[count:]) if first > count else None,
                 seed=seeds[0].view(np.uint64).reshape(()) if seeds else None,
@@ -186,13 +177,9 @@ def _accumulate(
         )
 
     present = [n for n in numbers if n is not None]
-    arrays = [*written, *(addends[path] for path in paths)]
-    results, reuse = results_like(arrays, count, first, present), {k: k for k in range(first)}
     compiled = named_call("accumulate", compensated=[len(beside) > 0]) if seed is None else None
-    outs = call(_REFUSAL, compute, results, [*arrays, *present], reuse=reuse, compiled=compiled)
-    rests = dict(zip(paths, outs[count:], strict=False))
-    tree, rest_tree = map(jax.tree.structure, (buffers, remainders))
-    return tree.unflatten(outs[:count]), rest_tree.unflatten([rests[path] for path in beside])
+    new = call_on_lists(_REFUSAL, compute, written, addends, present, compiled)
+    return rebuilt(buffers, new[0]), rebuilt(remainders, new[-1])
 
 
 def _check(

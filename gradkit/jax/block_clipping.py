@@ -23,8 +23,8 @@ from gradkit._open.units import (
     norms_of_units,
     units_of_shapes,
 )
-from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all, sharding_of, varying
-from gradkit.jax._numbers import doubles, pairs, read, store, widest
+from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all, varying
+from gradkit.jax._numbers import doubles, limit_of, pairs, read, store, widest
 from gradkit.jax._pytrees import by_path, refuse_symbolic_sizes
 from gradkit.jax.clipping import (
     REFUSAL,
@@ -32,7 +32,6 @@ from gradkit.jax.clipping import (
     copies_of,
     join,
     leaves_of,
-    limit_of,
     makes_zeros,
     spread,
     state_of,
@@ -341,11 +340,7 @@ def _results(leaves: list[Any], others: list[Any], total: int, rule: CutRule) ->
     """Gradients and norms, and over which axes they are the same on all devices."""
     norms = ResultShape((total,), widest(), axes_of(rule.axis_name))
     same = norms.same_on - varying(*others)
-    clipped = [
-        ResultShape(leaf.shape, leaf.dtype, same - varying(leaf), sharding_of(leaf))
-        for leaf in leaves
-    ]
-    return [*clipped, norms]
+    return [*(ResultShape.like(leaf, same - varying(leaf)) for leaf in leaves), norms]
 
 
 def _states_of_all(leaves: list[Any], limits: Numbers, rule: CutRule) -> Any:

@@ -60,7 +60,7 @@ class _TracedBatchNorm(TracedNorm[...]):
         else:
             same = everywhere - varying(*running)
             results |= {
-                name: ResultShape(statistic.shape, statistic.dtype, same, sharding_of(statistic))
+                name: ResultShape.like(statistic, same)
                 for name, statistic in zip(("returned_mean", "returned_var"), running, strict=True)
             }
         operands, kinds = [*inputs.values(), rows], list(results.values())
@@ -90,8 +90,7 @@ class _TracedBatchNorm(TracedNorm[...]):
         # An all_gather: JAX's own knows no axis of a vmap in a backward pass.
         rows = jax.lax.psum(jnp.where(own_row.reshape(-1, 1, 1, 1), sums_here, 0), axis_name)
         apply = partial(_apply_sums, axis, float(channels.elements(x, axis) * len(own_row)))
-        kind = ResultShape(x.shape, x.dtype, sharding=sharding_of(x))
-        (dx,) = call(self.refusal, apply, [kind], (*operands, rows))
+        (dx,) = call(self.refusal, apply, [ResultShape.like(x)], (*operands, rows))
         return gradients_by_name | {"dx": dx}
 
 

@@ -18,9 +18,9 @@ from gradkit._calls import checks, lists
 from gradkit._calls.roles import Grads, Number
 from gradkit._open.dispatch import write
 from gradkit._open.foreign import answers
-from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all, sharding_of, varying
+from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all, varying
 from gradkit.jax._compiled import CompiledCall, named_call
-from gradkit.jax._numbers import doubles, number, pair, pairs, read, store, widest
+from gradkit.jax._numbers import doubles, factor, limit_of, pair, pairs, read, store, widest
 
 __all__ = ["clip_by_global_norm", "grad_norm"]
 
@@ -93,7 +93,7 @@ def grad_norm(
     """
     order, copies = checks.norm_order(norm_type), copies_of(replicas, axis_name, grads)
     rule = ClipRule("grad_norm", order, axis_name, copies, clips=False)
-    return _clip(grads, pair(np.inf), _scale(scale), None, rule).norm
+    return _clip(grads, pair(np.inf), factor(scale), None, rule).norm
 
 
 @answers
@@ -218,20 +218,7 @@ def makes_zeros(nonfinite: str) -> bool:
 
 def clipped_by(grads: Any, max_norm: Any, scale: Any, rule: ClipRule, state: Any = None) -> Clipped:
     """Clip to ``max_norm``, and to what a spike guard says of the norm if it has a state."""
-    return _clip(grads, limit_of(max_norm, "max_norm"), _scale(scale), state, rule)
-
-
-def limit_of(value: Any, label: str) -> Any:
-    """A limit as ``number`` gives it."""
-    if not isinstance(value, jax.Array):
-        checks.nonnegative(value, label)
-    return number(value, label)
-
-
-def _scale(scale: Any) -> Any:
-    if not isinstance(scale, jax.Array):
-        checks.finite(checks.real(scale, "scale"), "scale")
-    return number(scale, "scale")
+    return _clip(grads, limit_of(max_norm, "max_norm"), factor(scale), state, rule)
 
 
 def copies_of(replicas: Any, axis_name: Any, grads: Any) -> tuple[int, ...] | None:
@@ -324,11 +311,7 @@ def _results(*operands: Any, rule: ClipRule) -> list[ResultShape]:
     norm = ResultShape((), widest(), axes_of(rule.axis_name))
     states = [] if state is None else [state]
     same = norm.same_on - varying(limit, scale, *states)
-    clipped = [
-        ResultShape(leaf.shape, leaf.dtype, same - varying(leaf), sharding_of(leaf))
-        for leaf in leaves
-        if rule.clips
-    ]
+    clipped = [ResultShape.like(leaf, same - varying(leaf)) for leaf in leaves if rule.clips]
     guarded = [ResultShape(shape, widest(), same) for each in states for shape in ((), each.shape)]
     return [*clipped, norm, *guarded]
 

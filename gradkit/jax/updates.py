@@ -14,12 +14,12 @@ from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import AdamwUpdate, SgdUpdate
 from gradkit._open.foreign import answers
-from gradkit.jax._callbacks import call
 from gradkit.jax._numbers import number, read
 from gradkit.jax._pytrees import (
     by_path,
+    call_on_lists,
     flag,
-    results_like,
+    rebuilt,
     shapes_alike,
     without_elements,
     words,
@@ -169,9 +169,7 @@ def sgd_update(
 
 
 def _numbers(lr: Any, scale: Any, verdict: Any, rounding: Any, seed: Any) -> dict[str, Any]:
-    if not isinstance(lr, jax.Array):
-        checks.size(lr, "lr")
-    numbers = {"lr": number(lr, "lr"), "scale": number(scale, "scale")}
+    numbers = {"lr": number(lr, "lr", checks.size), "scale": number(scale, "scale")}
     numbers["verdict"] = flag(True if verdict is None else verdict, "verdict")
     if checks.choice(rounding, "rounding", ("nearest", "stochastic")) == "stochastic":
         numbers["seed"] = words(seed)
@@ -196,11 +194,10 @@ def _updated(
     """Parameters and what is kept of them, which may be ``None``, after a step."""
     written, read_only = [*map(by_path, trees)], by_path(grads)
     _check(name, written, read_only, dict(how), numbers.get("seed"))
-    paths, count = list(written[0]), len(written[0])
-    if not paths:
+    if not written[0]:
         return trees
-    operands = [of[path] for of in (*filter(None, written), read_only) for path in paths]
-    labels, last = list(numbers), len(operands)
+    present, count = [*filter(None, written)], len(written[0])
+    labels, last = list(numbers), count * len(present) + count
     record, states = _STEPS[name]
 
     # It outlives the trace, in what is compiled, and so holds none of its arrays.
@@ -217,20 +214,10 @@ def _updated(
             fields["step"] = fields["step"].astype(np.int64)  # a copy, which is counted up
         getattr(backend, name)(record(grads=gradients, **fields))
 
-    present = [*numbers.values()]
-    results = results_like(operands, count, last - count, present)
-    reuse = {k: k for k in range(len(results))}
-    arrays = call(_REFUSAL.format(name), compute, results, [*operands, *present], reuse=reuse)
-    lists = iter([arrays[k : k + count] for k in range(0, len(arrays), count)])
-    return tuple(
-        _rebuilt(tree, dict(zip(paths, next(lists), strict=True))) if of else tree
-        for tree, of in zip(trees, written, strict=True)
-    )
-
-
-def _rebuilt(tree: Any, arrays: dict[str, Any]) -> Any:
-    """A pytree like another one, of arrays by the paths of its leaves."""
-    return jax.tree.structure(tree).unflatten([arrays[path] for path in by_path(tree)])
+    refusal, by_number = _REFUSAL.format(name), [*numbers.values()]
+    new = iter(call_on_lists(refusal, compute, present, read_only, by_number))
+    every = zip(trees, written, strict=True)
+    return tuple([rebuilt(tree, next(new)) if of else tree for tree, of in every])
 
 
 def _check(
