@@ -40,9 +40,7 @@ from gradkit import (
     steps,
     updates,
 )
-from gradkit import (
-    distributed as distributed,
-)
+from gradkit import distributed as distributed
 from gradkit._config import *
 from gradkit._open.foreign import close_to_dynamo as _close_to_dynamo
 from gradkit._warmup import *

@@ -15,13 +15,7 @@ from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._open.clipping import pair_of
 from gradkit._open.foreign import answers
-from gradkit._open.units import (
-    adaptive_limits,
-    adaptive_rule,
-    block_rule,
-    clip_each,
-    units_along,
-)
+from gradkit._open.units import adaptive_limits, adaptive_rule, block_rule, clip_each, units_along
 from gradkit._ranks.blocks import Cut, clip_cut
 from gradkit._ranks.collective import NOBODY, Collective
 from gradkit._ranks.groups import OverRanks

@@ -22,11 +22,7 @@ from gradkit._calls.lists import (
     ScaleGrads,
     TotalNorm,
 )
-from gradkit._open.clipping import (
-    pair_of,
-    raise_if_nonfinite,
-    rule_of,
-)
+from gradkit._open.clipping import pair_of, raise_if_nonfinite, rule_of
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers, norm_comes
 from gradkit._open.gradients import Gradients

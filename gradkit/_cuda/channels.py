@@ -24,14 +24,7 @@ from gradkit._cuda.cudnn import batch_normalization as by_cudnn
 from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.batch_normalization import Ready
 from gradkit._cuda.cudnn.engines import ByCudnn, may_be_cudnns, run_by_cudnn
-from gradkit._cuda.held_groups import (
-    HeldGradient,
-    HeldNorm,
-    Inputs,
-    NormInputs,
-    NormOuts,
-    Outs,
-)
+from gradkit._cuda.held_groups import HeldGradient, HeldNorm, Inputs, NormInputs, NormOuts, Outs
 from gradkit._cuda.launch.buffers import copy_back, fill, usable
 from gradkit._cuda.launch.device import Device, note_others
 from gradkit._cuda.launch.kernels import Launch, kernel, types_of

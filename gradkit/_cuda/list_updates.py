@@ -49,10 +49,7 @@ def sgd_steps(device: Device, call: SgdUpdate) -> Iterator[Step]:
     for places in kinds_of(call.params, call.grads, *states):
         part = call if len(places) == len(call.params) else part_of(call, places)
         momenta = () if part.momenta is None else (part.momenta,)
-        macros = {
-            "MOMENTA": len(momenta),
-            "STATE": _name(momenta[0] if momenta else part.params),
-        }
+        macros = {"MOMENTA": len(momenta), "STATE": _name(momenta[0] if momenta else part.params)}
         yield from _updating(device, part, _SGD, arguments, momenta, **macros)
 
 

@@ -10,13 +10,7 @@ import numpy as np
 from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
 from gradkit._calls.rows import AddLayerNorm, AddRmsNorm, LayerNorm, LayerNormInverse, RmsNorm
 from gradkit._calls.samples import sample_count
-from gradkit._cuda.launch.buffers import (
-    all_usable,
-    contiguous,
-    copy_back,
-    fill,
-    writable_like,
-)
+from gradkit._cuda.launch.buffers import all_usable, contiguous, copy_back, fill, writable_like
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.grids import CLUSTER, RowBlocks, chunks_of, row_blocks, row_clusters
 from gradkit._cuda.launch.kernels import Launch, LoadedKernel, kernel, norm_macros, types_of

@@ -38,20 +38,10 @@ from gradkit._cuda.launch.grids import (
     sharing_clusters,
     sharing_places,
 )
-from gradkit._cuda.launch.kernels import (
-    Launch,
-    LoadedKernel,
-    Macros,
-    kernel,
-    norm_macros,
-    types_of,
-)
+from gradkit._cuda.launch.kernels import Launch, LoadedKernel, Macros, kernel, norm_macros, types_of
 from gradkit._cuda.row_launches import RowLaunches
 from gradkit._cuda.row_starts import ADDED, FURTHER, PLAIN, Variant, offset_of
-from gradkit._dtypes import (
-    Types,
-    dtype_named,
-)
+from gradkit._dtypes import Types, dtype_named
 
 _LONGEST = 512  # threads of a block that work on one row
 _ODD_COLUMNS = 16 * _LONGEST  # that the registers of a block hold the sums over rows of

@@ -19,15 +19,7 @@ from gradkit._arrays import (
     is_array,
     is_library_new,
 )
-from gradkit._backend import (
-    Array,
-    Number,
-    Shape,
-    Spec,
-    Spread,
-    Views,
-    picked,
-)
+from gradkit._backend import Array, Number, Shape, Spec, Spread, Views, picked
 from gradkit._calls.backend import Backend
 from gradkit._calls.roles import Grads
 from gradkit._dtypes import float_name

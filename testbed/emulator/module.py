@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .compiler import CompiledSource
-from .faults import (
-    EmulatorFault,
-    Index,
-    LaunchContext,
-    make_fault,
-    source_line,
-    text_of_line,
-)
+from .faults import EmulatorFault, Index, LaunchContext, make_fault, source_line, text_of_line
 from .memory import Array, Extent, make_window
 from .runtime import SCHEDULES, Fault, Launch, Parameter, Signature, Window
 from .signature import KernelText

@@ -10,17 +10,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from .parse import (
-    Address,
-    Function,
-    Immediate,
-    Instruction,
-    Label,
-    Operand,
-    Pair,
-    Register,
-    Vector,
-)
+from .parse import Address, Function, Immediate, Instruction, Label, Operand, Pair, Register, Vector
 
 _KINDS = ("f32", "ftz.f32", "f64")
 _PRODUCT = re.compile(rf"\bmul\.({'|'.join(map(re.escape, _KINDS))})\s")

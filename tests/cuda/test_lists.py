@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 import gradkit
 from gradkit import _host
 from gradkit._backend import Views
-from gradkit._calls.lists import (
-    EmaUpdate,
-)
+from gradkit._calls.lists import EmaUpdate
 from gradkit._cuda import CudaBackend, list_tables
 from gradkit._cuda.launch.buffers import upload
 from gradkit._cuda.launch.device import scratch

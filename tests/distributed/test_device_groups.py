@@ -18,13 +18,7 @@ from gradkit._ranks import device as groups_device
 from gradkit.distributed import shards_of
 from tests import oracles
 from tests.cuda.test_traffic import in_tables
-from tests.device_ranks import (
-    DeviceRanks,
-    NCCLBackend,
-    NcclCommunicator,
-    StubTorch,
-    Wire,
-)
+from tests.device_ranks import DeviceRanks, NCCLBackend, NcclCommunicator, StubTorch, Wire
 from tests.devices.emulated import DeviceArray
 from tests.distributed.test_groups import TROUBLES, Interrupted
 from tests.meshes import plain

@@ -12,14 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import gradkit
 import gradkit.jax
 from tests.interop.test_gradkit_jax_lists import OPTIMIZERS, TRACED
-from tests.interop.test_gradkit_jax_norms import (
-    CASES,
-    OWN,
-    SAME,
-    assert_close,
-    by_running,
-    passes,
-)
+from tests.interop.test_gradkit_jax_norms import CASES, OWN, SAME, assert_close, by_running, passes
 from tests.tolerances import assert_all_same_bits, assert_same_bits
 
 

@@ -10,13 +10,7 @@ from testbed.machine_code.table import Difference
 from testbed.ptx import PtxDevice
 from tests.machine_code import __main__ as command
 from tests.machine_code import gate, reach
-from tests.machine_code.cases import (
-    Case,
-    cases,
-    dtype_called,
-    dynamic_shared,
-    is_common,
-)
+from tests.machine_code.cases import Case, cases, dtype_called, dynamic_shared, is_common
 from tests.machine_code.executed import Executed, Operation, operations
 from tests.machine_code.tables import CODE, EXECUTED, executed_row
 

@@ -231,11 +231,7 @@ class _Work:
         self._in_place = True  # nothing was copied
 
     def run(
-        self,
-        function: _Function,
-        call: Any,
-        data: Sequence[Array],
-        vectors: Sequence[Array],
+        self, function: _Function, call: Any, data: Sequence[Array], vectors: Sequence[Array]
     ) -> None:
         """Call cuDNN, and copy results from scratch to the outputs, rounded once."""
         stream = self._device.cuda_stream()
