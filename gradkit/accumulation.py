@@ -6,14 +6,7 @@ Every function here writes in place and returns the caller's own objects.
 from functools import partial
 from typing import Any
 
-from gradkit._calls import checks
-from gradkit._calls.lists import (
-    AccumulateGrad,
-    AccumulateGrads,
-    AccumulateGradV2,
-    AccumulateLists,
-    ZeroGrad,
-)
+from gradkit._calls import checks, lists
 from gradkit._open.clipping import NORM
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
@@ -97,7 +90,7 @@ def accumulate_grad(
     array([[0.5, 0.5],
            [0.5, 0.5]], dtype=float32)
     """
-    call = AccumulateGrad(
+    call = lists.AccumulateGrad(
         buffer=buffer,
         grad=grad,
         casting=casting,
@@ -153,7 +146,7 @@ def accumulate_grad_v2(
     >>> updated, buffer
     (True, array([2., 2.]))
     """
-    run(AccumulateGradV2(buffer=buffer, grad=grad, casting=casting, overwrite=overwrite))
+    run(lists.AccumulateGradV2(buffer=buffer, grad=grad, casting=casting, overwrite=overwrite))
     return True, buffer
 
 
@@ -264,7 +257,7 @@ def accumulate_grads(
     ({'w': array([2., 2.], dtype=float32), 'b': array([1.], dtype=float32)}, array(3.))
     """
     random = None if rounding == "nearest" else (rounding, seed, offsets)
-    call = AccumulateLists(
+    call = lists.AccumulateLists(
         buffers=buffers,
         grads=grads,
         compensation=compensation,
@@ -316,12 +309,12 @@ def zero_grad(grads: T) -> T:
     instead = "make new zeros (zeros_like)"
     group = Gradients(grads, instead=instead, several=True)
     with group.on_stream():
-        group.backend.zero_grad(ZeroGrad(grads=group.views))
+        group.backend.zero_grad(lists.ZeroGrad(grads=group.views))
     group.wrote()
     return group.returned(grads)
 
 
-def _beside(call: AccumulateLists) -> dict[str, Any]:
+def _beside(call: lists.AccumulateLists) -> dict[str, Any]:
     """Arrays that show the library and device of an empty list of buffers."""
     outs = {"norm_out": call.norm, "grad_norm_out": call.grad_norm}
     return {**outs, "overwrite": call.overwrite, "do_update": call.do_update}
@@ -361,7 +354,7 @@ def _why_not_added(buffer: Any, grad: Any) -> str | None:
     return reason and f'{reason}, or any with casting="same_kind"'
 
 
-def _accumulate_by_name(call: AccumulateLists, out: Any) -> Any:  # noqa: ARG001
+def _accumulate_by_name(call: lists.AccumulateLists, out: Any) -> Any:  # noqa: ARG001
     instead = call.instead["buffers"]
     into = Gradients(call.buffers, instead=instead, label="buffers", beside=partial(_beside, call))
     added = Gradients(in_order_of(into, call.grads))
@@ -385,7 +378,7 @@ def _accumulate_by_name(call: AccumulateLists, out: Any) -> Any:  # noqa: ARG001
             norms.append(_norm_in(norm_array, label, into, others, apart))
             apart += [] if norms[-1] is None else norms[-1].named()
         into.backend.accumulate_grads(
-            AccumulateGrads(
+            lists.AccumulateGrads(
                 buffers=into.views,
                 grads=added.views,
                 do_update=update,

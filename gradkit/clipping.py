@@ -13,15 +13,8 @@ from typing import Any
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._calls import checks
+from gradkit._calls import checks, lists
 from gradkit._calls.backend import runs
-from gradkit._calls.lists import (
-    ClipByTotalNorm,
-    ClipCoefficient,
-    ClipGradValue,
-    ScaleGrads,
-    TotalNorm,
-)
 from gradkit._open.clipping import pair_of, raise_if_nonfinite, rule_of
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers, norm_comes
@@ -148,7 +141,7 @@ def grad_norm(
     >>> gradkit.grad_norm(grads, norm_type=np.inf)
     array(4.)
     """
-    call = TotalNorm(
+    call = lists.TotalNorm(
         grads=grads,
         norm_type=norm_type,
         scale=scale,
@@ -268,7 +261,7 @@ def clip_grad_norm(
     >>> grads
     [array([0.6, 0. ]), array([0.8])]
     """
-    call = ClipByTotalNorm(
+    call = lists.ClipByTotalNorm(
         grads=grads,
         max_norm=max_norm,
         norm_type=norm_type,
@@ -400,7 +393,7 @@ def clip_coefficient(
     signed = checks.signed_epsilon(eps, eps_mode)
     checked = norm if is_array(norm) else checks.real(norm, "norm")
     array = np.asarray(checked) if isinstance(checked, (float, np.generic)) else checked
-    return run(ClipCoefficient(norm=array, max_norm=max_norm, eps=signed), out)
+    return run(lists.ClipCoefficient(norm=array, max_norm=max_norm, eps=signed), out)
 
 
 @runs(_CLIP)
@@ -511,7 +504,7 @@ def scale_grads(grads: T, coefficient: Scalar) -> T:
     with gradients.on_stream():
         factor = gradients.number(coefficient, "coefficient")
         gradients.backend.scale_grads(
-            ScaleGrads(grads=gradients.views, coefficient=factor, outs=gradients.views)
+            lists.ScaleGrads(grads=gradients.views, coefficient=factor, outs=gradients.views)
         )
     gradients.wrote()
     return gradients.returned(grads)
@@ -554,20 +547,20 @@ def clip_grad_value(grads: T, clip_value: Number) -> T:
     gradients = Gradients(grads, instead=instead, several=True)
     with gradients.on_stream():
         gradients.backend.clip_grad_value(
-            ClipGradValue(grads=gradients.views, clip_value=limit, outs=gradients.views)
+            lists.ClipGradValue(grads=gradients.views, clip_value=limit, outs=gradients.views)
         )
     gradients.wrote()
     return gradients.returned(grads)
 
 
-def _norm_by_name(call: TotalNorm, out: Any) -> Any:
+def _norm_by_name(call: lists.TotalNorm, out: Any) -> Any:
     with NOBODY if call.group is None else Collective(call.group) as collective:
         rule = rule_of(call.norm_type, 0.0, call.nonfinite, exact=call.exact)
         wanted, ranks = Wanted("grad_norm", rule, call.scale), Ranks(collective, call.replicas)
         return norm_of(call.grads, wanted, ranks, call.found_inf, out)[1]
 
 
-def _clip_by_name(call: ClipByTotalNorm, out: Any) -> Any:
+def _clip_by_name(call: lists.ClipByTotalNorm, out: Any) -> Any:
     with NOBODY if call.group is None else Collective(call.group) as collective:
         rule = rule_of(call.norm_type, call.eps, call.nonfinite, call.eps_mode, exact=call.exact)
         limit, instead = call.max_norm, call.instead["grads"]

@@ -4,13 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradkit._calls.lists import (
-    AccumulateGrad,
-    AccumulateGrads,
-    AccumulateGradV2,
-    GradNorm,
-    ZeroGrad,
-)
+from gradkit._calls import lists as records
 from gradkit._numpy.at_random import key_of, random_bits, rounded_at_random
 from gradkit._numpy.blocks import BLOCK, Array, blocks, part
 from gradkit._numpy.lists import grad_norm, zero_grad
@@ -19,7 +13,7 @@ from gradkit._numpy.writes import side_by_side, store, whole
 __all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads"]
 
 
-def accumulate_grad(call: AccumulateGrad) -> None:
+def accumulate_grad(call: records.AccumulateGrad) -> None:
     """``buffer += scale * grad`` (broadcast) if ``do_update``."""
     if call.do_update and call.scale != 0:
         scale = 1.0 if call.scale is None else call.scale
@@ -27,19 +21,19 @@ def accumulate_grad(call: AccumulateGrad) -> None:
         _accumulate([call.buffer], [grad], scale, overwrite=False)
 
 
-def accumulate_grad_v2(call: AccumulateGradV2) -> None:
+def accumulate_grad_v2(call: records.AccumulateGradV2) -> None:
     """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
     grad = np.broadcast_to(call.grad, call.buffer.shape)
     _accumulate([call.buffer], [grad], 1.0, overwrite=bool(call.overwrite))
 
 
-def accumulate_grads(call: AccumulateGrads) -> None:
+def accumulate_grads(call: records.AccumulateGrads) -> None:
     """Each ``buffer += scale * grad``, or ``= scale * grad``; then the norm of the buffers."""
     if call.grad_norm is not None:
-        grad_norm(GradNorm(grads=call.grads, norm_type=2.0, norm=call.grad_norm))
+        grad_norm(records.GradNorm(grads=call.grads, norm_type=2.0, norm=call.grad_norm))
     if call.do_update and float(call.scale) == 0:
         if call.overwrite:
-            zero_grad(ZeroGrad(grads=[*call.buffers, *(call.compensation or ())]))
+            zero_grad(records.ZeroGrad(grads=[*call.buffers, *(call.compensation or ())]))
     elif call.do_update and call.compensation is not None:
         _compensate(call, call.compensation, float(call.scale), overwrite=bool(call.overwrite))
     elif call.do_update and call.seed is not None:
@@ -48,7 +42,7 @@ def accumulate_grads(call: AccumulateGrads) -> None:
         numbers = float(call.scale), bool(call.overwrite)
         _accumulate(call.buffers, call.grads, numbers[0], overwrite=numbers[1])
     if call.norm is not None:
-        grad_norm(GradNorm(grads=call.buffers, norm_type=2.0, norm=call.norm))
+        grad_norm(records.GradNorm(grads=call.buffers, norm_type=2.0, norm=call.norm))
 
 
 def _accumulate(
@@ -62,7 +56,7 @@ def _accumulate(
 
 
 def _compensate(
-    call: AccumulateGrads, compensation: Sequence[Array], scale: float, *, overwrite: bool
+    call: records.AccumulateGrads, compensation: Sequence[Array], scale: float, *, overwrite: bool
 ) -> None:
     """Knuth's two-sum, in which the sum is rounded to the buffer's dtype."""
     pairs = zip(call.grads, call.buffers, strict=True)
@@ -79,7 +73,7 @@ def _compensate(
             store(np.where(np.isfinite(after), rest, 0), remainder)
 
 
-def _accumulate_at_random(call: AccumulateGrads, key: int) -> None:
+def _accumulate_at_random(call: records.AccumulateGrads, key: int) -> None:
     """As ``_accumulate``, but rounded by random bits; blocks are runs of counters."""
     scale, overwrite = float(call.scale), bool(call.overwrite)
     with whole():
