@@ -5,7 +5,7 @@ of an operator: those of Python are in host memory. DTensors, and what an operat
 leave the graph.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from math import inf
 from typing import Any, NamedTuple, TypeVar, cast
@@ -89,10 +89,10 @@ def total_norm_call(
 ) -> Callable[[], Any] | None:
     """The operator of ``get_total_norm``, with its arguments."""
     listed = [tensors] if isinstance(tensors, Tensor) else [*tensors]
-    if not listed or _any_sharded(listed):
+    if not listed or any(map(is_sharded, listed)):
         return None
     options = _order(norm_type), error_if_nonfinite, _scale(scale), nonfinite, exact
-    grads = [*map(_detached, listed)]
+    grads = [*map(plain_of, listed)]
     if found_inf is None:
         return partial(torch.ops.gradkit.get_total_norm, grads, *options)
     return partial(torch.ops.gradkit.get_total_norm_found_inf, grads, *options, found_inf)
@@ -129,7 +129,7 @@ def clip_with_norm_call(
 ) -> Callable[[], Any] | None:
     """The operator of ``clip_grads_with_norm_``, with its arguments."""
     grads, names = _gradients(parameters)
-    if not grads or (isinstance(total_norm, Tensor) and _any_sharded([total_norm])):
+    if not grads or (isinstance(total_norm, Tensor) and is_sharded(total_norm)):
         return None
     operands = grads, names, _limit(max_norm), _number(total_norm)
     return partial(torch.ops.gradkit.clip_grads_with_norm_, *operands)
@@ -152,18 +152,20 @@ def _gradients(parameters: Any) -> tuple[list[Tensor], list[str]]:
     """
     listed = [parameters] if isinstance(parameters, Tensor) else [*parameters]
     named = [each if type(each) is tuple else ("", each) for each in listed]
-    with_grad = [(name, _detached(p.grad)) for name, p in named if p.grad is not None]
+    with_grad = [(name, plain_of(p.grad)) for name, p in named if p.grad is not None]
     grads = [grad for _, grad in with_grad]
     names = [name for name, _ in with_grad if name]
     misnamed = names and len({name for name, _ in named}) < len(named)
-    return ([] if misnamed or _any_sharded(grads) else grads), names
+    return ([] if misnamed or any(map(is_sharded, grads)) else grads), names
 
 
-def _any_sharded(tensors: Iterable[Tensor]) -> bool:
-    return any(hasattr(tensor, "placements") for tensor in tensors)
+def is_sharded(tensor: Tensor) -> bool:
+    """True if it is a DTensor."""
+    return hasattr(tensor, "placements")
 
 
-def _detached(grad: Tensor) -> Tensor:
+def plain_of(grad: Tensor) -> Tensor:
+    """A gradient whose values are meant, also if it can be differentiated again."""
     return grad.detach() if grad.requires_grad else grad
 
 

@@ -40,7 +40,9 @@ from gradkit.torch._list_operators import (
     clip_value_call,
     clip_with_norm_call,
     in_graphs,
+    is_sharded,
     norm_by,
+    plain_of,
     total_norm_call,
 )
 
@@ -109,7 +111,7 @@ def get_total_norm(
     tensor(5., dtype=torch.float64)
     """
     all_tensors = listed(tensors, "tensors")
-    gradients = spread(all_tensors, [*map(_plain, all_tensors)], "tensors[{}]")
+    gradients = spread(all_tensors, [*map(plain_of, all_tensors)], "tensors[{}]")
     return norm_by(
         gradkit.grad_norm,
         gradients,
@@ -208,37 +210,41 @@ def clip_grad_norm_(
     >>> weight.grad
     tensor([0.3000, 0.4000])
     """
-    if group is None:
-        refuse_names(names, plain)
-    if group is None and isinstance(parameters, Generator):
-        parameters = list(parameters)
-        if not parameters:
-            warnings.warn(
-                "parameters is a generator that gives none, perhaps because it has been used up: "
-                "nothing is clipped",
-                stacklevel=2,
-            )
-    if group is None:
-        gradients = spread(*_with_grads(parameters))
-    else:
+    if group is not None:
         gradients = _spread_over(parameters, group, names, plain)
-    if gradients.partial:
-        _refuse_choice(clip)
+    else:
+        refuse_names(names, plain)
+        if isinstance(parameters, Generator):
+            parameters = list(parameters)
+            if not parameters:
+                warnings.warn(
+                    "parameters is a generator that gives none, perhaps because it has been used "
+                    "up: nothing is clipped",
+                    stacklevel=2,
+                )
+        gradients = spread(*_with_grads(parameters))
+    if gradients.partial and clip is not None:
+        raise ValueError(
+            "clip does not go with DTensors of partial sums; take "
+            "grad.redistribute(placements=[Replicate()]) in their place"
+        )
+    how: dict[str, Any] = {"scale": scale, "eps_mode": eps_mode}
     norm = norm_by(
         gradkit.clip_grad_norm,
         gradients,
         max_norm,
         norm_type=norm_type,
         error=error_if_nonfinite,
-        scale=scale,
         nonfinite=nonfinite,
         found_inf=found_inf,
         clip=clip,
         count=count,
-        eps_mode=eps_mode,
         exact=exact,
+        **how,
     )
-    _clip_sums(gradients.partial, norm, max_norm, scale, eps_mode, nonfinite)
+    if gradients.partial:  # whose totals have been clipped in memory of their own
+        how["nonfinite"] = "zero" if nonfinite == "zero" else "propagate"
+        gradkit.clip_grads_with_norm(gradients.partial, norm, max_norm=max_norm, **how)
     return norm
 
 
@@ -288,7 +294,7 @@ def clip_grads_with_norm_(
         return
     norm: Any = total_norm
     if isinstance(norm, Tensor):
-        norm = norm.full_tensor() if _is_sharded(norm) else norm
+        norm = norm.full_tensor() if is_sharded(norm) else norm
         norm = norm.detach().to(next(grad for _, grad in items(grads)).device)
     gradkit.clip_grads_with_norm(grads, norm, max_norm=max_norm)
 
@@ -332,30 +338,6 @@ def clip_grad_value_(
     gradkit.clip_grad_value(local(_with_grads(parameters)[1]), float(clip_value))
 
 
-def _refuse_choice(clip: Chosen) -> None:
-    """Raise if some gradients are not to be clipped, of which partial sums may be one."""
-    if clip is not None:
-        raise ValueError(
-            "clip does not go with DTensors of partial sums; take "
-            "grad.redistribute(placements=[Replicate()]) in their place"
-        )
-
-
-def _clip_sums(
-    partial: Sequence[Tensor],
-    norm: Tensor,
-    max_norm: float | Tensor,
-    scale: float | Tensor,
-    eps_mode: EpsMode,
-    nonfinite: NonFinite | None,
-) -> None:
-    """Clip partial sums, whose totals have been clipped in memory of their own."""
-    if partial:
-        policy: NonFinite = "zero" if nonfinite == "zero" else "propagate"
-        options: dict[str, Any] = {"scale": scale, "eps_mode": eps_mode, "nonfinite": policy}
-        gradkit.clip_grads_with_norm(partial, norm, max_norm=max_norm, **options)
-
-
 def refuse_names(names: Names | None, plain: PlainOfEach | None) -> None:
     """Raise if a call without a group has what only one with a group takes."""
     if not (names is None and plain is None):
@@ -371,7 +353,7 @@ def spread(tensors: Sequence[Tensor], grads: Grads, label: str = _GRADIENT) -> L
     A rank without gradients knows its ranks by its parameters. ``label``: what an error calls the
     gradient that has a key.
     """
-    sharded = [_is_sharded(tensor) for tensor in tensors]
+    sharded = [is_sharded(tensor) for tensor in tensors]
     if not any(sharded):
         return LocalGrads(grads, None)
     if not all(sharded):
@@ -452,9 +434,9 @@ def _with_grads(parameters: Parameters) -> tuple[list[Tensor], Grads]:
         source = [*source]
         if source and all(map(_is_pair, source)):
             named = grads_by_name(source, "parameters", "grad")
-            return [p for _, p in source], {name: _plain(grad) for name, grad in named.items()}
+            return [p for _, p in source], {name: plain_of(grad) for name, grad in named.items()}
     as_list = parameters_in(source)
-    grads = {k: _plain(p.grad) for k, p in enumerate(as_list) if p.grad is not None}
+    grads = {k: plain_of(p.grad) for k, p in enumerate(as_list) if p.grad is not None}
     return as_list, by_position(grads, len(as_list))
 
 
@@ -472,20 +454,11 @@ def _is_pair(each: Any) -> bool:
     return type(each) is tuple and len(each) == 2 and isinstance(each[0], str)
 
 
-def _plain(grad: Tensor) -> Tensor:
-    """A gradient whose values are meant, also if it can be differentiated again."""
-    return grad.detach() if grad.requires_grad else grad
-
-
-def _is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "placements")
-
-
 def local(grads: Grads, *, partial: bool = False) -> Grads:
     """Each gradient's own memory on this rank. ``partial``: that of partial sums too."""
 
     def own_of(key: Any, grad: Tensor) -> Tensor:
-        if not _is_sharded(grad):
+        if not is_sharded(grad):
             return grad
         return local_of(grad) if partial else shard_of(grad, _GRADIENT.format(key))[0]  # type: ignore[no-any-return]
 

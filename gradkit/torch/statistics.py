@@ -63,24 +63,17 @@ def grad_stats(
     >>> gradkit.torch.grad_stats(model).as_dict()
     {'weight': {'norm': 5.0, 'max': 4.0, 'mean': -0.5, 'zeros': 0, 'nonfinite': 0}}
     """
-    named = _named(parameters)
+    source: Any = parameters
+    if isinstance(source, torch.nn.Module):
+        source = source.named_parameters()
+    listed = [source] if isinstance(source, Tensor) else list(source)
+    named = [each if isinstance(each, tuple) else (str(k), each) for k, each in enumerate(listed)]
     if group is None:
         refuse_names(names, plain)
-        gradients = _by_name(named)
+        grads: Any = gradkit.named_grads_of(named)
+        values = {name: grad.detach() for name, grad in grads.items()}
+        gradients = spread([tensor for _, tensor in named], values, "the gradient of {!r}")
     else:
         gradients = LocalGrads(shards_of(named, group=group, names=names, plain=plain), group)
     stats = gradkit.grad_stats(gradients.grads, group=gradients.group)
     return gradkit.GradStats(stats.names, torch.as_tensor(stats.table))  # NumPy's of no gradients
-
-
-def _named(parameters: Any) -> list[tuple[str, Tensor]]:
-    if isinstance(parameters, torch.nn.Module):
-        return list(parameters.named_parameters())
-    listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    return [each if isinstance(each, tuple) else (str(k), each) for k, each in enumerate(listed)]
-
-
-def _by_name(named: list[tuple[str, Tensor]]) -> LocalGrads:
-    grads = gradkit.named_grads_of(named)
-    values = {name: grad.detach() for name, grad in grads.items()}
-    return spread([tensor for _, tensor in named], values, "the gradient of {!r}")
