@@ -60,8 +60,7 @@ class Remote:
         answer = self._ask("times")
         self.process.wait()
         self.folder.cleanup()
-        found: list[float] = json.loads(answer)
-        return found
+        return json.loads(answer)
 
     def _ask(self, request: str) -> str:
         assert self.process.stdin is not None

@@ -269,8 +269,7 @@ def accumulate_grads(
         grad_norm=grad_norm_out,
         at_random=random,
     )
-    added: T = run(call, by_name=_accumulate_by_name)
-    return added
+    return run(call, by_name=_accumulate_by_name)
 
 
 @answers

@@ -62,8 +62,7 @@ def ema_update(averages: A, params: Arrays, decay: Scalar) -> A:
     {'w': array([0.25, 2.  ], dtype=float32)}
     """
     call = AverageLists(averages=averages, params=params, decay=decay)
-    moved: A = run(call, by_name=_by_name)
-    return moved
+    return run(call, by_name=_by_name)
 
 
 def _by_name(call: AverageLists, out: Any) -> Any:  # noqa: ARG001

@@ -130,8 +130,7 @@ def adamw_update(
         verdict=True if verdict is None else verdict,
         at_random=_at_random(rounding, seed),
     )
-    moved: A = run(call, by_name=_adamw_by_name)
-    return moved
+    return run(call, by_name=_adamw_by_name)
 
 
 @answers
@@ -218,8 +217,7 @@ def sgd_update(
     if momenta is None and (checks.flag(nesterov, "nesterov") or checks.size(momentum, "momentum")):
         label = "nesterov" if nesterov else "momentum"
         raise ValueError(f"{label} is {getattr(call, label)}, which needs momenta; pass zeros")
-    moved: A = run(call, by_name=_sgd_by_name)
-    return moved
+    return run(call, by_name=_sgd_by_name)
 
 
 def _at_random(rounding: Any, seed: Any) -> tuple[Any, Any, int] | None:

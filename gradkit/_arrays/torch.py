@@ -263,8 +263,7 @@ def seen_on_host(like: Any, tensors: Sequence[Any], written: int) -> bytes | Non
     if _is_cuda(like) or not _host.is_compiled():
         return None
     code = _describing()
-    description: bytes | None = code and code.described_tensors(tensors, written)
-    return description
+    return code and code.described_tensors(tensors, written)
 
 
 @cache
@@ -417,8 +416,7 @@ def _on_stream(device: int) -> AbstractContextManager[Any]:
 
 def _stream_of(device: int) -> int:
     """A stream's address, without an object for it, as PyTorch's compilers ask for it."""
-    address: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(device)
-    return address
+    return sys.modules["torch"]._C._cuda_getCurrentRawStream(device)
 
 
 def _allocate(size: int) -> Any:

@@ -49,8 +49,7 @@ def compiled_norm(name: str) -> Callable[[Any], Any]:
 
 def _record(name: str) -> type[Call]:
     kind = "".join(map(str.capitalize, name.split("_")))
-    record: type[Call] = getattr(rows, kind, None) or getattr(channels, kind)
-    return record
+    return getattr(rows, kind, None) or getattr(channels, kind)
 
 
 def _types_of(call: Any) -> int:

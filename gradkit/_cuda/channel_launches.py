@@ -274,13 +274,11 @@ class Launches:
 
     def partials(self) -> Partials:
         """Memory for two sums of every share of every column."""
-        partials: Partials = workspace(self.device, (2, self.grid[1], self.columns.count), _FLOAT64)
-        return partials
+        return workspace(self.device, (2, self.grid[1], self.columns.count), _FLOAT64)
 
     def parts(self) -> Parts:
         """Memory for the moments of every share of every column."""
-        parts: Parts = workspace(self.device, (self.grid[1], self.columns.count, 4), _FLOAT64)
-        return parts
+        return workspace(self.device, (self.grid[1], self.columns.count, 4), _FLOAT64)
 
     def scratch(self, planes: int, dtype: DType = _FLOAT64) -> Any:
         """Memory for some numbers beside each mean."""

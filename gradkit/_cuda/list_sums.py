@@ -146,8 +146,7 @@ def joined(*lists: Grads) -> Grads:
     """All lists as one, without an array for each if they are tables."""
     tables = [each for each in lists if isinstance(each, _host.Table)]
     if len(tables) == len(lists):
-        joined: Grads = tables[0].like([array for each in tables for array in each.arrays])
-        return joined
+        return tables[0].like([array for each in tables for array in each.arrays])
     return [array for each in lists for array in each]
 
 

@@ -284,8 +284,7 @@ def plan_of(
     keeping = alone and axes is None and isinstance(sources, (Views, _host.Table))
     if keeping and sources.plan is not None:  # type: ignore[attr-defined]
         device.pointers(sources, write=write)  # an emulator checks what is written
-        remembered: ListPlan = sources.plan  # type: ignore[attr-defined]
-        return remembered
+        return sources.plan  # type: ignore[attr-defined]
     pairs: tuple[Grads, ...] = (sources,) if alone else (sources, targets or ())
     addresses = [] if alone else [_places(device, sources)]
     addresses.append(device.pointers(pairs[-1], write=write))  # the last are what may be written

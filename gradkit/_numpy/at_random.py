@@ -19,16 +19,14 @@ _FORMATS = {True: (10, 1009, 0x7C00, 0x7E00), False: (7, 897, 0x7F80, 0x7FC0)}
 
 def key_of(seed: Any) -> int:
     """The key of a seed: an integer, or an array of one."""
-    key: int = _mixed(int(seed) & _WORD)
-    return key
+    return _mixed(int(seed) & _WORD)
 
 
 def random_bits(key: int, counter: int, count: int) -> Array:
     """32 random bits for each of so many counters, from one on."""
     first = (key + (counter + 1) * _STEP) & _WORD
     states = np.uint64(first) + np.arange(count, dtype=np.uint64) * np.uint64(_STEP)
-    bits: Array = _mixed(states) >> 32
-    return bits
+    return _mixed(states) >> 32
 
 
 def _mixed(state: Any) -> Any:

@@ -197,8 +197,7 @@ def _gradient_sums(
     def product(element: Index) -> Array:
         index = channel + element
         xhat = (load(x, index) - centre) * factor
-        products: Array = load(dy, index) * xhat
-        return products
+        return load(dy, index) * xhat
 
     return channels.sum(product), channels.sum(lambda element: load(dy, channel + element))
 

@@ -36,8 +36,7 @@ def blocks(shape: tuple[int, ...], limit: int = BLOCK) -> Iterator[Index]:
 def part(array: Array, index: Index) -> Array:
     """Select by an index; a single number is an array, too."""
     whole: Any = (*index, ...)
-    view: Array = array[whole]
-    return view
+    return array[whole]
 
 
 def by_halves(values: Array, few: int = 1) -> Array:

@@ -26,8 +26,7 @@ class Moments(NamedTuple):
     @property
     def mean(self) -> Array:
         """The mean as one number."""
-        mean: Array = self.centre + self.rest
-        return mean
+        return self.centre + self.rest
 
 
 class Cells:
@@ -93,16 +92,14 @@ class Cells:
 
 def load(array: Array, index: Index) -> Array:
     """A block's values in float64, without gaps."""
-    copy: Array = array[index].astype(np.float64, order="C")
-    return copy
+    return array[index].astype(np.float64, order="C")
 
 
 def sums(values: Array, axes: range) -> Array:
     """The sum over all axes but those that are kept, which NumPy adds up pairwise."""
     moved = np.moveaxis(values, axes, range(len(axes)))
     flat = np.ascontiguousarray(moved).reshape(*moved.shape[: len(axes)], -1)
-    total: Array = flat.sum(axis=-1)
-    return total
+    return flat.sum(axis=-1)
 
 
 def spread(numbers: Any, absent: float, shape: tuple[int, ...], axes: range) -> Array:

@@ -48,8 +48,7 @@ def gated_rms_norm(call: GatedRmsNorm) -> None:
 
 
 def _square(source: Callable[[Index, Index], Array], row: Index, column: Index) -> Array:
-    squares: Array = np.square(source(row, column))
-    return squares
+    return np.square(source(row, column))
 
 
 class _Block:
@@ -87,8 +86,7 @@ def gated_rms_norm_grad(call: GatedRmsNormGrad) -> None:
     def mean_of(row: Index) -> Array:
         def product(column: Index) -> Array:
             block = _Block(call, rows, row, column)
-            products: Array = block.w * block.xhat
-            return products
+            return block.w * block.xhat
 
         return rows.mean(product)
 

@@ -30,19 +30,16 @@ class Rows:
         """A block of the data."""
         view = part(array, row + column)
         length = math.prod(view.shape[: len(row)])
-        copy: Array = view.astype(np.float64, order="C").reshape(length, -1)
-        return copy
+        return view.astype(np.float64, order="C").reshape(length, -1)
 
     def statistic(self, array: Array, row: Index) -> Array:
         """A number for each row of a block."""
-        column: Array = part(array, row).astype(np.float64).reshape(-1, 1)
-        return column
+        return part(array, row).astype(np.float64).reshape(-1, 1)
 
     def parameter(self, array: Array | None, column: Index, absent: float) -> Array:
         """A number for each column of a block."""
         numbers = np.float64(absent) if array is None else part(array, column)
-        row: Array = numbers.astype(np.float64).reshape(-1)
-        return row
+        return numbers.astype(np.float64).reshape(-1)
 
     def shifted_scale(self, call: Any, column: Index) -> Array:
         """The scale of a call, to which an offset is added in the dtype of statistics."""
@@ -55,14 +52,12 @@ class Rows:
     def mean(self, term: Callable[[Index], Array]) -> Array:
         """The mean over each row of a block of what ``term`` makes of its columns."""
         sums = [term(column).sum(axis=1, keepdims=True) for column in self.columns]
-        mean: Array = sum(sums) / self.width
-        return mean
+        return sum(sums) / self.width
 
 
 def column_sums(block: Array) -> Array:
     """The sum over the rows of a block, which NumPy adds up pairwise if they have no gaps."""
-    sums: Array = np.ascontiguousarray(block.T).sum(axis=1)
-    return sums
+    return np.ascontiguousarray(block.T).sum(axis=1)
 
 
 def store(values: Array, target: Array) -> None:

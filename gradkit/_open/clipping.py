@@ -89,8 +89,7 @@ class Likes(NamedTuple):
 
     def results(self) -> list[Any]:
         """Results, as the caller's arrays."""
-        arrays: list[Any] = self.views.arrays
-        return arrays
+        return self.views.arrays
 
 
 def twins(group: Gradients, out: Any, apart: Iterable[Any] = ()) -> Results | Twins | Likes:

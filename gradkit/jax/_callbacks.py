@@ -231,13 +231,11 @@ def whole_on(*values: Any) -> Any:
 def rows_of_all(value: Any, axis_name: Any) -> jax.Array:
     """Each device's numbers, a row of each."""
     if not isinstance(axis_name, tuple):
-        rows: jax.Array = jax.lax.all_gather(value, axis_name)
-        return rows
+        return jax.lax.all_gather(value, axis_name)
     # JAX does not gather over several axes of a vmap.
     is_here = jnp.arange(jax.lax.psum(1, axis_name)) == jax.lax.axis_index(axis_name)
     is_here = is_here.reshape(-1, *[1] * value.ndim)
-    total: jax.Array = jax.lax.psum(jnp.where(is_here, value, 0), axis_name)
-    return total
+    return jax.lax.psum(jnp.where(is_here, value, 0), axis_name)
 
 
 def varying(*values: Any) -> frozenset[Any]:

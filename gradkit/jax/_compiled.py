@@ -85,8 +85,7 @@ def _place(array: Array | None, memory: list[Array]) -> list[int]:
 
 
 def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return array.__array_interface__["data"][0]
 
 
 def call_of_xla(

@@ -183,8 +183,7 @@ def _count(step: Any) -> jax.Array:
     checks.shape(step, (), "step", "one number")
     if not jnp.issubdtype(step.dtype, jnp.integer):
         raise TypeError(f"step has dtype {step.dtype}; accepted: integers")
-    counted: jax.Array = step
-    return counted
+    return step
 
 
 @partial(jax.jit, inline=True, static_argnames=("name", "how"))

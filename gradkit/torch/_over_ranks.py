@@ -62,8 +62,7 @@ def batch_norm_over_ranks(
     moved: dict[str, Any] = {}
     if mean is not None or var is not None:
         moved = {"running_mean": mean, "running_var": var, "momentum": float(momentum)}
-    y: Tensor = BatchNormOverRanks.apply(x, scale, bias, moved, eps, group)
-    return y
+    return BatchNormOverRanks.apply(x, scale, bias, moved, eps, group)
 
 
 close_to_dynamo([batch_norm_over_ranks])

@@ -74,8 +74,7 @@ def contiguous(device: Device, array: Role, vector: int = 1) -> Role:
     view: Any = array
     if view is None or _contiguous_aligned(view, vector):
         return array
-    copy: Role = copied(device, view)
-    return copy
+    return copied(device, view)
 
 
 def copied(device: Device, array: Array) -> Any:
@@ -92,8 +91,7 @@ def writable_like(device: Device, out: Role, vector: int = 1) -> Role:
     view: Any = out
     if view is None or _contiguous_aligned(view, vector):
         return out
-    like: Role = scratch(device, view.shape, view.dtype)
-    return like
+    return scratch(device, view.shape, view.dtype)
 
 
 def usable(
@@ -128,8 +126,7 @@ def fill(device: Device, out: Array, value: float) -> None:
 def on_device(device: Device, numbers: Any) -> Array:
     """Host numbers as doubles."""
     host = np.asarray(numbers, np.float64)
-    numbers_there: Array = upload(device, host).view(host.dtype).reshape(host.shape)
-    return numbers_there
+    return upload(device, host).view(host.dtype).reshape(host.shape)
 
 
 def upload(device: Device, host: np.ndarray[Any, Any]) -> Array:
@@ -177,8 +174,7 @@ def as_readable(array: Array) -> Array:
     """The array, or its values in a dtype that CuPy's own kernels know."""
     if not _is_bfloat16(array):
         return array
-    wide: Array = (_bits(array).astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return wide
+    return (_bits(array).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _is_bfloat16(array: Any) -> bool:
@@ -211,5 +207,4 @@ def _contiguous_aligned(array: Array, vector: int) -> bool:
 
 def address_of(array: Array) -> int:
     """Address of an array, to ask about alignment and overlap; kernels take the array."""
-    address: int = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-    return address
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr

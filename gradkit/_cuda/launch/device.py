@@ -270,8 +270,7 @@ class CupyDevice:
         """Switch devices only if another is current, because a switch costs a microsecond."""
         if self.xp.cuda.runtime.getDevice() == self.number:
             return nullcontext()
-        context: AbstractContextManager[Any] = self.xp.cuda.Device(self.number)
-        return context
+        return self.xp.cuda.Device(self.number)
 
     def cuda_stream(self) -> int:
         """The address of CuPy's current stream."""

@@ -27,8 +27,7 @@ class OnDevice:
                 "capture"
             )
         note_others()
-        values: np.ndarray[Any, Any] = self.device.xp.asnumpy(array)
-        return values
+        return self.device.xp.asnumpy(array)
 
     def write(
         self,

@@ -96,8 +96,7 @@ class PackedKernel:
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
         """The limit for a launch."""
-        limit: int = self.function.max_dynamic_shared_size_bytes
-        return limit
+        return self.function.max_dynamic_shared_size_bytes
 
     @max_dynamic_shared_size_bytes.setter
     def max_dynamic_shared_size_bytes(self, limit: int) -> None:
@@ -107,8 +106,7 @@ class PackedKernel:
     @property
     def address(self) -> int:
         """The driver's handle."""
-        handle: int = self.function.kernel.ptr
-        return handle
+        return self.function.kernel.ptr
 
     def clusters(self, size: int, threads: int) -> int | None:
         """Clusters of so many blocks that the device holds at once, if its driver tells."""
