@@ -9,6 +9,8 @@ from gradkit import _host as host
 from gradkit import _threads as threads
 from gradkit._arrays.cuda import without_cache
 
+_PACKAGES = ("gradkit", "numpy", "ml_dtypes")
+
 __all__ = ["get_num_threads", "set_num_threads", "show_config", "use_cpu_backend"]
 
 
@@ -49,7 +51,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     if mode not in ("stdout", "dicts"):
         raise ValueError(f"mode must be 'stdout' or 'dicts', not {mode!r}")
     config: dict[str, dict[str, Any]] = {
-        "versions": _versions(),
+        "versions": {"python": platform.python_version()} | {n: _version(n) for n in _PACKAGES},
         "backends": {**host.describe(), "cuda": _cuda(), "cudnn": _cudnn()},
     }
     if mode == "dicts":
@@ -163,11 +165,6 @@ def use_cpu_backend(name: str) -> Iterator[None]:
         yield
     finally:
         host.chosen.reset(token)
-
-
-def _versions() -> dict[str, str]:
-    names = ("gradkit", "numpy", "ml_dtypes")
-    return {"python": platform.python_version()} | {name: _version(name) for name in names}
 
 
 def _version(name: str) -> str:

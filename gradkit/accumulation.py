@@ -11,7 +11,7 @@ from gradkit._open.clipping import NORM
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
-from gradkit._open.pairs import check_apart, check_pairs, in_order_of, why_lossy
+from gradkit._open.pairs import check_apart, check_pairs, in_order_of, why_lossy, why_unlike
 from gradkit._open.results import Results
 from gradkit._open.rounding import at_random
 from gradkit._typing import (
@@ -334,17 +334,9 @@ def _compensating(into: Gradients, added: Gradients, compensation: Any, instead:
     """Open ``compensation``, which keeps the bits that buffers drop."""
     arrays = in_order_of(into, compensation)
     opened = Gradients(arrays, instead=instead, label="compensation")
-    check_pairs(into, opened, ("compensation", "buffers"), _why_unlike, may_be=False)
+    check_pairs(into, opened, ("compensation", "buffers"), why_unlike, may_be=False)
     check_apart(opened, added)
     return opened
-
-
-def _why_unlike(buffer: Any, compensation: Any) -> str | None:
-    return None if buffer == compensation else "; they must agree"
-
-
-def _any_is_added(buffer: Any, grad: Any) -> str | None:  # noqa: ARG001
-    return None
 
 
 def _why_not_added(buffer: Any, grad: Any) -> str | None:
@@ -358,17 +350,15 @@ def _accumulate_by_name(call: lists.AccumulateLists, out: Any) -> Any:  # noqa: 
     into = Gradients(call.buffers, instead=instead, label="buffers", beside=partial(_beside, call))
     added = Gradients(in_order_of(into, call.grads))
     checks.choice(call.casting, "casting", ("safe", "same_kind"))
-    why = _why_not_added if call.casting == "safe" else _any_is_added
+    why = _why_not_added if call.casting == "safe" else lambda *_: None
     check_pairs(into, added, ("grads", "buffers"), why)
     remainders = None
     if call.compensation is not None:
         remainders = _compensating(into, added, call.compensation, instead)
     with into.on_stream():
         factor = into.factor(call.scale, "scale")
-        update, fresh = (
-            into.flag(call.do_update, "do_update"),
-            into.flag(call.overwrite, "overwrite"),
-        )
+        update = into.flag(call.do_update, "do_update")
+        fresh = into.flag(call.overwrite, "overwrite")
         random = at_random(into, call.at_random, call.compensation)
         others = [added] if remainders is None else [added, remainders]
         norms: list[Results | None] = []

@@ -15,7 +15,7 @@ from gradkit._open.clipping import norm_array
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
-from gradkit._open.pairs import check_pairs, in_order_of
+from gradkit._open.pairs import check_pairs, in_order_of, why_unlike
 from gradkit._typing import A, Arrays, Flag, Number, Out, Scalar, X
 
 __all__ = ["keep_if", "step_verdict"]
@@ -137,7 +137,7 @@ def keep_if(verdict: Flag, new: Arrays, old: A) -> A:
     near = {"verdict": verdict}  # of an empty list
     into = Gradients(old, instead=instead, label="old", beside=lambda: near, floats=False)
     source = Gradients(in_order_of(into, new), label="new", floats=False)
-    check_pairs(into, source, ("new", "old"), _why_not_copied)
+    check_pairs(into, source, ("new", "old"), why_unlike)
     with into.on_stream():
         flag = into.flag(verdict, "verdict")
         if not isinstance(flag, bool):
@@ -145,7 +145,3 @@ def keep_if(verdict: Flag, new: Arrays, old: A) -> A:
         into.backend.keep_if(KeepIf(verdict=flag, new=source.views, old=into.views))
     into.wrote()
     return into.returned(old)
-
-
-def _why_not_copied(old: Any, new: Any) -> str | None:
-    return None if old == new else "; they must agree"

@@ -3,6 +3,7 @@
 Every function here writes in place and returns the caller's own parameters.
 """
 
+from functools import partial
 from typing import Any
 
 from gradkit._arrays import is_array
@@ -248,11 +249,7 @@ class _Opened:
         """A further list, whose arrays share no memory with those that were opened before."""
         arrays = in_order_of(self.into, getattr(self.call, name))
         opened = Gradients(arrays, instead=instead, label=name)
-
-        def why(param: Any, other: Any) -> str | None:
-            return _why_not(name, param, other)
-
-        check_pairs(self.into, opened, (name, "params"), why, may_be=False)
+        check_pairs(self.into, opened, (name, "params"), partial(_why_not, name), may_be=False)
         for other in (self.read, *self.states.values()) if instead else ():
             check_apart(opened, other)
         return opened

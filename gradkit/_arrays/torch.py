@@ -59,7 +59,7 @@ class Torch(Framework):
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         if array.requires_grad and (write or not detach):
             raise TypeError(_REQUIRES_GRAD)
-        view = _on_gpu(array) if _is_cuda(array) else _on_host(array)
+        view = _seen(array, on_gpu=_is_cuda(array))
         if view is not None:
             return view
         reason = _why_not(array)
@@ -160,7 +160,8 @@ class Torch(Framework):
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         if not _is_cuda(like):
             return NOTHING
-        return _on_stream(_device_number(like))
+        number = _device_number(like)
+        return cuda.on_stream(number, _stream_of(number), _allocate)
 
     def known_backend(self, device: int) -> Backend | None:
         return cuda.known_backend(device)
@@ -335,24 +336,16 @@ def _at(address: int, tensor: Any) -> Array:
     return np.ndarray(tensor.shape, dtype, memory, 0, _strides(tensor.stride(), dtype.itemsize))
 
 
-def _on_host(tensor: Any) -> Array | None:
-    """A view of a tensor on the host, if ``_why_not`` accepts it."""
-    try:
-        if not _is_cpu(tensor) or tensor.is_neg() or _name_of(tensor.dtype) not in _ACCEPTED:
-            return None
-        address = tensor.data_ptr()
-        return _at(address, tensor) if address or not tensor.numel() else None
-    except RuntimeError:  # of another layout than strided, or without memory
-        return None
-
-
-def _on_gpu(tensor: Any) -> Array | None:
-    """A view of a tensor on a CUDA device, if ``_why_not`` accepts it."""
+def _seen(tensor: Any, *, on_gpu: bool = False) -> Array | None:
+    """A view of a tensor on the host or on a CUDA device, if ``_why_not`` accepts it."""
     try:
         if tensor.is_neg() or _name_of(tensor.dtype) not in _ACCEPTED:
             return None
-        return _on_device(tensor) if tensor.data_ptr() or not tensor.numel() else None
-    except RuntimeError:  # as on the host
+        address = tensor.data_ptr()
+        if not (on_gpu or _is_cpu(tensor)) or (not address and tensor.numel()):
+            return None
+        return _on_device(tensor) if on_gpu else _at(address, tensor)
+    except RuntimeError:  # of another layout than strided, or without memory
         return None
 
 
@@ -407,11 +400,6 @@ def _on_device(tensor: Any) -> Array:
     strides = _strides(tensor.stride(), dtype.itemsize)
     address, device = tensor.data_ptr(), _device_number(tensor)
     return cuda.borrow(tensor, address, device, tensor.shape, strides, dtype)
-
-
-def _on_stream(device: int) -> AbstractContextManager[Any]:
-    """A context on PyTorch's current stream there."""
-    return cuda.on_stream(device, _stream_of(device), _allocate)
 
 
 def _stream_of(device: int) -> int:

@@ -320,7 +320,9 @@ class BatchLaunches(Launches):
     @cached_property
     def steps(self) -> "BatchLaunches":
         """The kernels that finish and begin the steps which a batch norm is split into."""
-        return replace(self, file=STEPS, macros=_steps_macros(self.macros))
+        of = self.macros
+        macros = {"ACC_T": accumulation_name(str(of["DATA_T"])), "STAT_T": of["STAT_T"]}
+        return replace(self, file=STEPS, macros=macros)
 
     @cached_property
     def lacking(self) -> "BatchLaunches":
@@ -383,8 +385,3 @@ class GroupLaunches(Launches):
             blocks = row_blocks(loaded.places, self.device.multiprocessors, *sizes)
             launch = self.launch(kernel, (blocks.count,), blocks.block)
         launch(*arrays, self.shares, *self.extent, *last)
-
-
-def _steps_macros(of: Macros) -> Macros:
-    """Macros of the step kernels that match these."""
-    return {"ACC_T": accumulation_name(str(of["DATA_T"])), "STAT_T": of["STAT_T"]}

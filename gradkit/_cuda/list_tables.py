@@ -255,10 +255,7 @@ class _LastUsed(Generic[Cached]):
             self._cached[key] = _Used(value, next(self._turns))
             number, tensors = self._limits
             while len(self._cached) > number or (self._tensors > tensors and len(self._cached) > 1):
-                self._tensors -= self._drop(min(self._cached, key=self._turn_of))
-
-    def _turn_of(self, key: Hashable) -> int:
-        return self._cached[key].turn
+                self._tensors -= self._drop(min(self._cached, key=lambda k: self._cached[k].turn))
 
     def _drop(self, key: Hashable) -> int:
         used = self._cached.pop(key, None)

@@ -59,10 +59,8 @@ class _Block:
         self.dy, self.x = rows.block(call.dy, row, column), rows.block(call.x, row, column)
         gate = rows.block(call.gate, row, column)
         self.factor, self.slope = _activated(call.activation, gate)
-        self.scale, self.inv_std = (
-            rows.shifted_scale(call, column),
-            rows.statistic(call.inv_std, row),
-        )
+        self.scale = rows.shifted_scale(call, column)
+        self.inv_std = rows.statistic(call.inv_std, row)
         self.xhat = (self.x if self.before else self.x * self.factor) * self.inv_std
         self.u = self.dy * self.factor if self.before else self.dy
         self.w = self.u * self.scale

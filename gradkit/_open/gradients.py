@@ -253,14 +253,10 @@ class Gradients(Arguments):
         others = _host.code.table(present, False)
         return others is not None and _host.code.apart(self.views, others)
 
-    def are_whole(self) -> bool:
-        """True if none are parts, which lie on several ranks."""
-        is_table = isinstance(self.views, _host.Table)  # which has none
-        return is_table or self.is_flat or not any(True for _ in parts_in(self.tree))
-
     def refuse_shards(self, hint: str) -> None:
-        """Raise if these are parts, whose norms are not those of the gradients."""
-        if not self.are_whole():
+        """Raise if some are parts of gradients, which lie on several ranks."""
+        may_be_parts = not (isinstance(self.views, _host.Table) or self.is_flat)
+        if may_be_parts and any(True for _ in parts_in(self.tree)):
             raise ValueError(f"{self._label} are this rank's parts of gradients; {hint}")
 
     def picked(self, chosen: Sequence[bool]) -> "Gradients":

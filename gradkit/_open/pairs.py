@@ -54,7 +54,7 @@ def check_pairs(
         if reason is not None:
             dtypes = f"{others.name(k)} has dtype {pair[1]} and {written.name(k)} {pair[0]}"
             raise TypeError(f"{dtypes}{reason}")
-    if not _are_alike(written, others):
+    if not all(map(eq, written.shapes(), others.shapes())):
         for k, (other, view) in enumerate(zip(others.views, written.views, strict=True)):
             checks.shape(other, view.shape, others.name(k), f"the shape of {written.name(k)}")
     check_apart(written, others, may_be=may_be)
@@ -90,9 +90,9 @@ def _have_like_places(written: Gradients, others: Gradients) -> bool:
     )
 
 
-def _are_alike(written: Gradients, others: Gradients) -> bool:
-    """True if all pairs agree in their shapes."""
-    return all(map(eq, written.shapes(), others.shapes()))
+def why_unlike(written: Any, other: Any) -> str | None:
+    """Why an array of another dtype cannot stand beside one."""
+    return None if written == other else "; they must agree"
 
 
 def why_lossy(written: Any, other: Any) -> str | None:

@@ -143,10 +143,7 @@ def clip_cut(
     if outs[1] is not None and not ranks.collective.alone:
         raise ValueError("out takes no norms over a group, whose ranks may have further blocks")
     wanted = Wanted(function, Rule(rule.order, rule.eps, rule.policy), 1.0, max_norm=max_norm)
-
-    def blocks_of(group: Gradients) -> Blocks:
-        return Blocks(group, blocks, wanted, ranks)
-
+    blocks_of = partial(Blocks, blocks=blocks, wanted=wanted, ranks=ranks)
     near = partial(beside, ranks, outs[1], None)
     return clip_each(grads, rule, blocks_of, _limits, outs, instead=instead, beside=near)
 

@@ -208,12 +208,5 @@ def _like(first: Tensor, spec: Any) -> Tensor:
     """A tensor without memory, as a result looks like; one without elements for an absent one."""
     if spec is None:
         return first.new_empty(0)
-    dtype = getattr(torch, str(spec.dtype))
-
-    def empty(shape: Any, _: Any) -> Any:
-        return first.new_empty(shape, dtype=dtype)
-
-    if spec.order is None:
-        return empty(spec.shape, dtype)
-    shape, transposition = spec.order
-    return empty(shape, dtype).permute(transposition)
+    shape, transposition = spec.order or (spec.shape, range(len(spec.shape)))
+    return first.new_empty(shape, dtype=getattr(torch, str(spec.dtype))).permute(*transposition)

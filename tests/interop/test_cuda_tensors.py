@@ -55,7 +55,7 @@ def cuda_tensors_on(device, known=on_a_device):
 
     def borrow(owner, address, device, shape, strides, dtype):
         made.append(owner)
-        host = adapter._on_host(owner)
+        host = adapter._seen(owner)
         assert (shape, dtype, device) == (host.shape, host.dtype, 0)
         if host.size:
             assert (address, strides) == (host.ctypes.data, host.strides)
@@ -225,7 +225,7 @@ def cuda_tensors_on_both(number_of):
         return number_of.setdefault(id(tensor), getattr(Numbered.current, "number", None))
 
     def borrow(owner, address, device, shape, strides, dtype):  # noqa: ARG001
-        return on_device(adapter._on_host(owner), backends[device])
+        return on_device(adapter._seen(owner), backends[device])
 
     def on_stream(_, like):
         return backends[number_of[id(like)]].device.active()
