@@ -434,11 +434,9 @@ def test_long_arrays_of_two_dtypes_have_the_bits_of_short_ones(pair):
 
     def all_of(part):
         own = [into[part].copy() for _ in range(3)]
-        rest, addend, options = (
-            np.zeros_like(own[0]),
-            [other[part].copy()],
-            {"casting": "same_kind"},
-        )
+        rest = np.zeros_like(own[0])
+        addend = [other[part].copy()]
+        options = {"casting": "same_kind"}
         gradkit.accumulate_grads(own[:1], addend, scale=0.3, compensation=[rest], **options)
         if np.can_cast(other.dtype, into.dtype):
             gradkit.ema_update(own[1:2], addend, 0.9)

@@ -952,10 +952,8 @@ def test_blocks_of_long_rows_stride_over_more_than_32_bits():
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 96, 127, 128, 129, 300])
 def test_partial_sums_of_any_number_of_rows(count):
     """A thread loads four of every 32nd at once, of which some are beyond the last."""
-    partials, out = (
-        np.arange(2.0 * count * 40, dtype=np.float32) % 64,
-        np.zeros((2, 40), np.float32),
-    )
+    partials = np.arange(2.0 * count * 40, dtype=np.float32) % 64
+    out = np.zeros((2, 40), np.float32)
     partials = partials.reshape(2, count, 40)
     args = (partials, *out, np.int64(count), np.int64(40))
     macros = {"ACC_T": "float32", "PARAM_T": "float32"}

@@ -249,10 +249,8 @@ def test_devices_whose_limits_differ(over):
         limits = {"a": limit[0], "b": 1.0}
         return BY_BLOCK(grads, limits, blocks=FIRST, axis_name="d")
 
-    grads, step = (
-        {"a": np.ones(4, "f4"), "b": np.ones(4, "f4")},
-        over(clip, (OWN, OWN), (OWN, SAME)),
-    )
+    grads = {"a": np.ones(4, "f4"), "b": np.ones(4, "f4")}
+    step = over(clip, (OWN, OWN), (OWN, SAME))
     clipped, norms = step(grads, np.ones(2, "f4"))
     np.testing.assert_allclose(clipped["a"], np.full(4, 0.5), rtol=1e-6)
     clipped, norms = step(grads, np.array([1, 2], "f4"))

@@ -179,11 +179,9 @@ def jit(draw, base):  # noqa: ARG001
 
 
 def vmap(draw, base):
-    size, out, places = (
-        draw(st.integers(1, 3)),
-        draw(st.sampled_from([0, -1])),
-        range(len(base.given)),
-    )
+    size = draw(st.integers(1, 3))
+    out = draw(st.sampled_from([0, -1]))
+    places = range(len(base.given))
     axes = [draw(st.integers(0, a.ndim)) for a in base.given]
     chosen = some(draw, places)
     axes = tuple(axes[k] if k in chosen else None for k in places)

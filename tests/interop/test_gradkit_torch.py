@@ -555,10 +555,8 @@ def test_norms_that_are_left_to_others():
     parametrized = torch.nn.LayerNorm(2)
     torch.nn.utils.parametrize.register_parametrization(parametrized, "weight", torch.nn.ReLU())
     others = LlamaRMSNorm(), torch.nn.LazyBatchNorm1d(), parametrized
-    model, of_torch = (
-        torch.nn.Sequential(weighed, *own, *others),
-        "a subclass of torch.nn.LayerNorm",
-    )
+    model = torch.nn.Sequential(weighed, *own, *others)
+    of_torch = "a subclass of torch.nn.LayerNorm"
     for _ in range(2):
         left = ours.norms_left(model)
         assert left == {

@@ -160,10 +160,8 @@ def test_ranks_move_as_the_whole_batch_does(backend, types, cuts):
     running = [[backend.asarray(host) for host in hosts] for _ in parts]
 
     def work(group):
-        x, own = (
-            backend.asarray(parts[group.rank]),
-            dict(zip(NAMES, running[group.rank], strict=True)),
-        )
+        x = backend.asarray(parts[group.rank])
+        own = dict(zip(NAMES, running[group.rank], strict=True))
         gradkit.batch_norm(x, group=group, momentum=0.25, **own)
 
     results(work, len(parts))
