@@ -78,10 +78,11 @@ def _operator(name: str, kind: type[Call], *, last: bool = False) -> Operator:
 
     It writes clones of what a call writes in place, and returns them behind the results.
     """
-    run, call_of = _run_of(kind), _maker(kind)
-    compute = run
-    if kind.in_place:
-        compute = _on_clones(run, len(kind.arguments), len(kind.in_place))
+    call_of = _maker(kind)
+
+    def compute(*args: Any) -> tuple[Any, ...]:
+        results = run(call_of(args))
+        return results if type(results) is tuple else (results,)
 
     def describe(*args: Any) -> Any:
         call = call_of(args)
@@ -97,27 +98,12 @@ def _operator(name: str, kind: type[Call], *, last: bool = False) -> Operator:
         outputs = *results, *clones
         return outputs if len(outputs) > 1 else outputs[0]
 
-    overload = operator(_schema(name, kind), compute, describe, last=last)
-    return Operator(_calls_of(kind, run), overload, kind)
-
-
-def _calls_of(kind: type[Call], run: Callable[..., tuple[Any, ...]]) -> CachedCalls:
-    """The calls of a kind, by where its tensors and numbers are among an operator's arguments."""
-    names, numbers = _names(kind), {*kind.passing, *kind.numbers}
-    tensors = [names.index(name) for name in kind.ordered_names]
-    others = [k for k, name in enumerate(names) if name in numbers]
-    return CachedCalls(run, tensors, others, len(kind.in_place))
-
-
-def _run_of(kind: type[Call]) -> Callable[..., tuple[Any, ...]]:
-    """The function that runs calls of a kind on an operator's arguments."""
-    call_of = _maker(kind)
-
-    def compute(*args: Any) -> tuple[Any, ...]:
-        results = run(call_of(args))
-        return results if type(results) is tuple else (results,)
-
-    return compute
+    names, numbers, count = _names(kind), {*kind.passing, *kind.numbers}, len(kind.in_place)
+    kernel = _on_clones(compute, len(kind.arguments), count) if count else compute
+    overload = operator(_schema(name, kind), kernel, describe, last=last)
+    tensors = [names.index(each) for each in kind.ordered_names]
+    others = [k for k, each in enumerate(names) if each in numbers]
+    return Operator(CachedCalls(compute, tensors, others, count), overload, kind)
 
 
 def _on_clones(
