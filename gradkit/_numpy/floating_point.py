@@ -36,12 +36,6 @@ def current() -> Environment:
     return memory
 
 
-def enter(environment: Environment) -> None:
-    """Make it this thread's own; ``None`` changes nothing."""
-    if environment is not None:
-        _set(environment)
-
-
 def _default() -> Environment:
     """C's ``FE_DFL_ENV``, whatever this thread has: it may flush subnormal numbers."""
     before = current()
@@ -60,15 +54,13 @@ def _default() -> Environment:
 DEFAULT = _default()
 
 
-def within(environment: Environment, work: Callable[..., object], *args: Any) -> None:
-    """Call ``work`` in an environment; this thread's own is back afterwards."""
-    if _get is None:
-        work(*args)
-        return
-    before = _Memory()
-    _get(before)
+def within(environment: Environment, work: Callable[..., Any], *args: Any) -> Any:
+    """Return what ``work`` returns in an environment; this thread's own is back afterwards."""
+    before = current()
+    if before is None:
+        return work(*args)
     _set(environment)
     try:
-        work(*args)
+        return work(*args)
     finally:
         _set(before)

@@ -56,14 +56,10 @@ def test_no_more_than_openmp_may_have(monkeypatch):
 
 def flushing(flush, function, *args):
     """A call with the flags of x86-64 for subnormal results and operands set, or as it is."""
-    before, changed = floating_point.current(), floating_point.current()
+    changed = floating_point.current()
     if flush:
         ctypes.cast(ctypes.addressof(changed) + 28, ctypes.POINTER(ctypes.c_uint32))[0] |= 0x8040
-    floating_point.enter(changed)
-    try:
-        return function(*args)
-    finally:
-        floating_point.enter(before)
+    return floating_point.within(changed, function, *args)
 
 
 def test_what_it_refuses():
