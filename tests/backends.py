@@ -287,6 +287,9 @@ def has_gpu():
         return False
 
 
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="no CUDA device")]
+
+
 def span(array):
     """The addresses of a host array's first byte and of the one past its last."""
     low = high = array.ctypes.data

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 
 import gradkit
-from tests.backends import has_gpu
+from tests.backends import ON_GPU
 from tests.tolerances import DTYPES
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not has_gpu(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 BFLOAT16 = DTYPES["bfloat16"]
 
 

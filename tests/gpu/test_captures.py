@@ -7,14 +7,11 @@ import pytest
 
 import gradkit
 from gradkit.errors import KernelError
-from tests.backends import CuPy, has_gpu
+from tests.backends import ON_GPU, CuPy
 from tests.layouts import LAYOUTS
 from tests.operations import OPERATIONS, drawn, leaves, leaving_nothing
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not has_gpu(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 
 BACKEND = CuPy()
 SHAPE = (3, 6, 2, 36)

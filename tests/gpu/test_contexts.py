@@ -10,13 +10,10 @@ import gradkit
 from gradkit import _cuda
 from gradkit._cuda.launch.device import CupyDevice
 from gradkit._open import dispatch
-from tests.backends import CuPy, has_gpu
+from tests.backends import ON_GPU, CuPy
 from tests.gpu.test_captures import CALLS, Arguments
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not has_gpu(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 
 BACKEND = CuPy()
 # Launches of one kernel and of several, on lists and on rows, with occupancy asked first.

@@ -8,12 +8,9 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.backends import CuPy, has_gpu
+from tests.backends import ON_GPU, CuPy
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not has_gpu(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # A few float32 steps in another order of additions.
 REORDERED = 1e-3

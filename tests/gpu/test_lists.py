@@ -6,13 +6,10 @@ import pytest
 import gradkit
 from gradkit import _host
 from gradkit._open import dispatch
-from tests.backends import has_gpu
+from tests.backends import ON_GPU
 from tests.tolerances import assert_same_bits
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not has_gpu(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 
 
 def gradients(count, seed):

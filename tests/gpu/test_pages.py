@@ -10,12 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.backends import CuPy, has_gpu
+from tests.backends import ON_GPU, CuPy
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not has_gpu(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 ROOT = Path(__file__).parents[2]
 
 

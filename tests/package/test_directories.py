@@ -50,7 +50,7 @@ def runs_on_gpus(text):
     """True if a file has a test marked ``gpu``, or one of the fixture that CuPy is a backend of."""
     nodes = [*ast.walk(ast.parse(text))]
     tests = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
-    marked = any(isinstance(n, ast.Attribute) and n.attr == "gpu" for n in nodes)
+    marked = any(getattr(n, "attr", "") == "gpu" or getattr(n, "id", "") == "ON_GPU" for n in nodes)
     return marked or any(each.arg == "backend" for test in tests for each in test.args.args)
 
 
