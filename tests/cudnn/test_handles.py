@@ -9,6 +9,7 @@ import pytest
 
 from gradkit._cuda.cudnn.handles import Handles
 from gradkit.errors import CudnnError
+from tests.cudnn.cases import error_in_child
 from tests.cudnn.fake import FakeCudnn
 
 
@@ -79,23 +80,13 @@ def test_a_forked_child_gets_an_error_and_frees_nothing():
     bindings = FakeCudnn()
     handles = Handles(bindings)
     handles.get(0, 1)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            handles.close()
-            kept = len(bindings.handles)
-            handles.get(0, 1)
-            answer = "no error"
-        except CudnnError as error:
-            answer = f"{kept} {error}"
-        finally:
-            os.write(write, answer.encode())
-            os._exit(0)
-    os.waitpid(child, 0)
-    answer = os.read(read, 1000).decode()
-    os.close(read), os.close(write)
-    assert answer.startswith("1 ")
+
+    def use_again():
+        handles.close()
+        assert len(bindings.handles) == 1
+        handles.get(0, 1)
+
+    answer = error_in_child(use_again)
     assert "does not survive the fork" in answer
     assert "spawn" in answer
     assert bindings.handles
