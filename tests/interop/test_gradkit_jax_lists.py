@@ -586,6 +586,16 @@ def bytes_of(tree):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
 
 
+def after(optimizer, params, grads, *, jit=True):
+    """Parameters, and what the optimizer has kept, after a step by each of the gradients."""
+    update = jax.jit(optimizer.update) if jit else optimizer.update
+    state = optimizer.init(params)
+    for grad in grads:
+        updates, state = update(grad, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
 @pytest.mark.guarantee("A step is skipped")
 @pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
 @pytest.mark.parametrize("odd", [jnp.nan, jnp.inf, 1e4])
@@ -596,15 +606,7 @@ def test_a_run_with_skipped_steps_is_one_that_never_saw_them(odd, jit):
     good = steps(6)
     bad = jax.tree.map(lambda g: g * odd, good[0])
     params = {"w": jnp.ones((4, 3)), "b": jnp.array([-0.0, 0.0, 1.0])}
-    update = jax.jit(optimizer.update) if jit else optimizer.update
-
-    def run(grads):
-        state, own = optimizer.init(params), params
-        for grad in grads:
-            updates, state = update(grad, state, own)
-            own = optax.apply_updates(own, updates)
-        return own, state
-
+    run = partial(after, optimizer, params, jit=jit)
     assert bytes_of(run([bad])[0]) == bytes_of(params)
     found, state = run([bad, *good[:3], bad, bad, *good[3:], bad])
     expected, known = run(good)
@@ -634,24 +636,18 @@ def test_gradients_of_another_dtype_than_parameters(name, dtypes):
     """Bits of the optimizer alone, whose state has the wider dtype from the first step on."""
     params = {"w": jnp.ones((4, 3), dtypes[0]), "b": jnp.full(3, 2, dtypes[0])}
     grads = steps(3, dtypes[1])
-
-    def run(optimizer, grads):
-        own, state = params, optimizer.init(params)
-        update = jax.jit(optimizer.update)
-        for grad in grads:
-            updates, state = update(grad, state, own)
-            own = optax.apply_updates(own, updates)
-        return own, state
-
-    expected, known = run(INNER[name](), grads)
+    inner = INNER[name]
+    expected, known = after(inner(), params, grads)
     bad = jax.tree.map(lambda g: g * jnp.nan, grads[0])
-    skipping = run(transforms.skip_steps(INNER[name]()), [bad, grads[0], bad, *grads[1:], bad])
-    summing = run(transforms.accumulate(INNER[name](), 2), [g for g in grads for _ in range(2)])
+    odd = [bad, grads[0], bad, *grads[1:], bad]
+    skipping = after(transforms.skip_steps(inner()), params, odd)
+    twice = [g for g in grads for _ in range(2)]
+    summing = after(transforms.accumulate(inner(), 2), params, twice)
     for found, state in (skipping, summing):
         assert_same_tree((found, state.inner), (expected, known))
-    kept, state = run(transforms.skip_steps(INNER[name]()), [bad])
+    kept, state = after(transforms.skip_steps(inner()), params, [bad])
     assert_same_tree(kept, params)
-    start = INNER[name]().init(params)
+    start = inner().init(params)
     for found, wanted in zip(*map(jax.tree.leaves, (state.inner, start)), strict=True):
         np.testing.assert_array_equal(found.astype(wanted.dtype), wanted)
 
