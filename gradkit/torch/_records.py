@@ -194,5 +194,5 @@ def _like(first: Tensor, spec: Any) -> Tensor:
     """A tensor without memory, as a result looks like; one without elements for an absent one."""
     if spec is None:
         return first.new_empty(0)
-    shape, transposition = spec.order or (spec.shape, range(len(spec.shape)))
-    return first.new_empty(shape, dtype=getattr(torch, str(spec.dtype))).permute(*transposition)
+    shape, order = spec.order or (spec.shape, [*range(len(spec.shape))])
+    return first.new_empty(shape, dtype=getattr(torch, str(spec.dtype))).permute(order)
