@@ -20,7 +20,7 @@ Docstrings name them.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, ValuesView
     from typing import Literal, Protocol, SupportsIndex, TypeAlias
 
     import numpy as np
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
 
     # Axes that a norm sums over: one, several, or all; for all gradients alike, in a container like
     # theirs, or by a function of a gradient's name and array.
-    Along: TypeAlias = int | Iterable[int] | None
+    Along: TypeAlias = int | Collection[int] | None
     Axis: TypeAlias = Along | Mapping[Any, Any] | list[Any] | Callable[[str, Any], Along]
 
     # The key of each gradient's block: in a container, or by a function of name and array.

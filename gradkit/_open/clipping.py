@@ -98,13 +98,14 @@ def twins(group: Gradients, out: Any, apart: Iterable[Any] = ()) -> Results | Tw
         new_arrays = group.framework.alike(group.arrays)
         if new_arrays is not None:
             return Likes(group.views.like(new_arrays))
-    outs = None
+    outs: tuple[Any, ...] | None = None
+    labels: tuple[str, ...] = ()
     if out is not None:
-        outs = tuple(_in_order_of(group, out))
+        outs, labels = tuple(_in_order_of(group, out)), tuple(trees.names(group.tree, "out[0]"))
     names = group.names() if outs else repeat("")
     named = zip(names, group.views, strict=False)
     specs = [Spec(name, view.shape, view.dtype) for name, view in named]
-    return group.twins(outs, specs, apart)
+    return group.twins(outs, specs, labels, apart)
 
 
 def _in_order_of(group: Gradients, out: Any) -> list[Any]:
@@ -118,7 +119,6 @@ def _in_order_of(group: Gradients, out: Any) -> list[Any]:
     return arrays
 
 
-def apart_from(clipped: Results | Twins | Likes) -> Iterator[tuple[str, Array]]:
+def apart_from(group: Gradients, clipped: Results | Twins | Likes) -> Iterator[tuple[str, Array]]:
     """Clipped gradients by name, with which norms must share no memory."""
-    for i, view in enumerate(clipped.views):  # which may have to be made
-        yield f"out[0], gradient {i}", view
+    yield from zip(trees.names(group.tree, "out[0]"), clipped.views, strict=True)

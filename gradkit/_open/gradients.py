@@ -210,7 +210,7 @@ class Gradients(Arguments):
         *,
         apart: Iterable[Any] = (),
         others: Iterable["Gradients"] = (),
-        label: str = "out",
+        label: str | tuple[str, ...] = "out",
     ) -> Results:
         """A call's further results, which share no memory with gradients or named arrays.
 
@@ -225,7 +225,11 @@ class Gradients(Arguments):
         return results
 
     def twins(
-        self, out: tuple[Any, ...] | None, specs: Sequence[Spec], apart: Iterable[Any]
+        self,
+        out: tuple[Any, ...] | None,
+        specs: Sequence[Spec],
+        labels: tuple[str, ...],
+        apart: Iterable[Any],
     ) -> Results | Twins:
         """The same for results like the gradients, each on the device of its own."""
         if self.shares:
@@ -233,8 +237,8 @@ class Gradients(Arguments):
             def inputs() -> Named:
                 return [*self.named(), *self.numbers, *apart]
 
-            return Twins.of(self.shares, out, specs, inputs)
-        return self.outputs(out, specs, apart=apart)
+            return Twins.of(self.shares, out, specs, labels, inputs)
+        return self.outputs(out, specs, apart=apart, label=labels)
 
     def refuse_overlap(self, view: Array, label: str) -> None:
         """Raise if an array that is read while these are written has bytes among theirs."""

@@ -63,7 +63,8 @@ class Results:
         for name, view, spec in zip(self._labels(), self.views, specs, strict=True):
             if view is not None:
                 check_result(Described.of(name, view), spec)
-        own = () if self._label == "out" else self._labels()  # of arguments that are no results
+        # Of arguments that are no results.
+        own = [name for name in self._labels() if not name.startswith("out")]
         instead = dict.fromkeys(own, "pass a new one")
         refuse(self._backend, self.named(), inputs, instead=instead)
 

@@ -45,17 +45,18 @@ class Twins(NamedTuple):
         shares: Sequence[Share],
         outs: Sequence[Any] | None,
         specs: Sequence[Spec],
+        labels: Sequence[str],
         inputs: Callable[[], Named],
     ) -> "Twins":
         """The caller's arrays, or new ones."""
-        labels = [f"out[{k}]" for k in range(len(specs))]
         every = []
         for share in shares:
             pick = share.part.of
             mine = None if outs is None else tuple(pick(outs))
             with share.on_stream():
                 picked = pick(specs)
-                results = Results(share, mine, len(picked), tuple(pick(labels)))
+                own = () if mine is None else tuple(pick(labels))
+                results = Results(share, mine, len(picked), own)
                 if mine is not None:
                     results.check(picked, inputs())
                 results.make(picked)

@@ -1,7 +1,7 @@
 """Clipping units by norms of their own: which elements make one, their limits, and the call."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -155,8 +155,9 @@ def clip_each(
         computed = units.norms(group, rule)
         apart: Named = ()
         if norms_out is not None:
-            apart = [*limits.params(), *(() if clipped is None else apart_from(clipped))]
-        norms = group.outputs(norms_out, (Spec("the norms", computed.shape, FLOAT64),), apart=apart)
+            apart = [*limits.params(), *(() if clipped is None else apart_from(group, clipped))]
+        specs, label = (Spec("the norms", computed.shape, FLOAT64),), "out" if instead else "out[1]"
+        norms = group.outputs(norms_out, specs, apart=apart, label=label)
         if rule.policy == "raise":
             raise_if_nonfinite(group, computed)
         by, axes = units.clipped_by(group, computed)
@@ -215,7 +216,9 @@ def _along(axis: Along, ndim: int, name: str) -> tuple[int, ...]:
     every = tuple(range(ndim))
     if axis is None:
         return every
-    axes = tuple(axis) if isinstance(axis, Iterable) else (axis,)
+    # An iterator would give the next gradient no axes.
+    is_one = not isinstance(axis, Collection) or getattr(axis, "shape", None) == ()
+    axes: tuple[Any, ...] = (axis,) if is_one else tuple(axis)  # type: ignore[arg-type]
     for one in axes:
         checks.integer(one, label)
     if ndim < 2:

@@ -47,8 +47,9 @@ def clip_all(
             wanted = wanted._replace(choices=_Choices(gradients, ranks, some, counts))
         apart = flags.named() if flags else []
         clipped = None if instead else twins(gradients, out, apart=apart)
-        further = () if clipped is None else apart_from(clipped)
-        norm = gradients.outputs(options.norm_out, (NORM,), apart=chain(further, apart))
+        label = "out" if instead else "out[1]"
+        further = chain(() if clipped is None else apart_from(gradients, clipped), apart)
+        norm = gradients.outputs(options.norm_out, (NORM,), apart=further, label=label)
         factors = take_norm(counted, wanted, ranks, norm, flags)
         clip_by(
             gradients, factors, (gradients if clipped is None else clipped).views, wanted.rule, some

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -392,7 +393,7 @@ def test_axes_for_all_for_branches_and_by_name(backend):
     seen = []
     shapes = {
         "all": (-1, [(2,), (), (4, 3)]),
-        "branches": ({"dense": 0, "conv": (1, 2), "none": 5}, [(3,), (), (4,)]),
+        "branches": (MappingProxyType({"dense": 0, "conv": (1, 2), "none": 5}), [(3,), (), (4,)]),
         "leaves": ({"dense": [(1, 0), None], "conv": (), "none": None}, [(), (), (4, 3, 2)]),
         "function": (function, [(3,), (), (4,)]),
     }
@@ -401,7 +402,8 @@ def test_axes_for_all_for_branches_and_by_name(backend):
         found = [norms["dense"][0].shape, norms["dense"][1].shape, norms["conv"].shape]
         assert found == wanted
         assert norms["none"] is None
-    assert seen == ["dense.0", "dense.1", "conv"]
+    gradkit.clip_grad_block_norm({3: backend.asarray(np.ones(2))}, 1.0, axis=function)
+    assert seen == ["dense.0", "dense.1", "conv", "3"]
 
 
 def test_results_in_the_place_of_parameters(backend):
@@ -409,7 +411,7 @@ def test_results_in_the_place_of_parameters(backend):
     grad, param = backend.asarray(host), backend.asarray(host)
     with pytest.raises(ValueError, match="out shares memory with params"):
         gradkit.clip_grad_adaptive(grad, param, axis=1, out=param[0, :2])
-    with pytest.raises(ValueError, match=r"out\[1\] shares memory|out shares memory with params"):
+    with pytest.raises(ValueError, match=r"out\[1\] shares memory with params"):
         gradkit.clip_by_adaptive_norm(grad, param, axis=1, out=(None, param[0, :2]))
     with pytest.raises(ValueError, match="shares memory with params"):
         gradkit.clip_by_adaptive_norm(grad, param, axis=1, out=(param, None))
