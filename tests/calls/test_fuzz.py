@@ -9,6 +9,7 @@ import io
 import math
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -64,10 +65,10 @@ def endless():
     return found
 
 
-def deep():
+def deep(depth=10_000):
     """More lists in each other than Python has frames."""
     found = []
-    for _ in range(10_000):
+    for _ in range(depth):
         found = [found]
     return found
 
@@ -164,12 +165,13 @@ def test_each_argument_as_an_object_that_answers_nothing(function, value):
             assert a.memory() == before, label
 
 
-@pytest.mark.parametrize("make", [endless, deep])
+@pytest.mark.parametrize("make", [endless, deep, partial(deep, 100)])
 def test_containers_without_end(make):
     message = "a container holds itself, or there are more than 100 in each other"
     for call in (gradkit.zero_grad, gradkit.grads_of, lambda g: gradkit.clip_grad_norm([g], 1.0)):
         with pytest.raises(ValueError, match=message):
             call(make())
+        call(deep(98))
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), Fraction(10**400)])

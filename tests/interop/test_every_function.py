@@ -1,6 +1,8 @@
 """Every function on arrays of every framework: NumPy's results, in the caller's own type."""
 
 from contextlib import nullcontext, suppress
+from importlib import import_module
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -23,7 +25,30 @@ from tests.sequences import (
 )
 
 RUNNING = {"running_mean", "running_var"}
+TORCH = ["torch.nn.functional", "torch.nn.utils"]
 NEVER_WRITTEN = "whose memory is never written|returns new arrays"
+
+
+@pytest.mark.parametrize(
+    ("module", "others", "different"),
+    [
+        ("gradkit.jax", ["gradkit"], set()),
+        ("gradkit.jax.transforms", ["gradkit.jax"], set()),
+        ("gradkit.torch", TORCH, set()),
+        ("gradkit.torch", ["gradkit"], {"eps", *RUNNING}),
+    ],
+)
+def test_defaults_are_those_of_the_function_of_that_name(module, others, different):
+    framework(module.split(".")[1])
+    ours, found = import_module(module), []
+    for name in ours.__all__:
+        for theirs in (getattr(import_module(other), name, None) for other in others):
+            if theirs is not None and not isinstance(theirs, type):
+                pair = [signature(f).parameters for f in (getattr(ours, name), theirs)]
+                for label in pair[0].keys() & pair[1].keys() - different:
+                    found.append(label)
+                    assert pair[0][label].default == pair[1][label].default, (name, label)
+    assert len(found) > 15
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

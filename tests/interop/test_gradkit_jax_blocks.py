@@ -35,7 +35,7 @@ def assert_same_norms(got, ref):
     [
         (("float32", "float16", "bfloat16"), 2.0, {}),
         (("float32", "float64"), 2.0, {"axis": 1}),
-        (("bfloat16", "float32"), 3.0, {"axis": INPUTS, "eps": 0.0}),
+        (("bfloat16", "float32"), 3.0, {"axis": INPUTS, "eps": 9.0}),
         (("float16",), 1.0, {"rms": True}),
         (("float32", "float32"), float("inf"), {"axis": {"list": 0, "tuple": None, "none": None}}),
         (("float32", "float64", "float16"), 2.0, {"blocks": FIRST}),
@@ -216,11 +216,12 @@ def test_every_example_of_a_vmap_has_its_own_norms(named, way):  # noqa: ARG001
         assert_same_norms(jax.tree.map(lambda a, k=k: a[k], norms), known)
 
 
-def test_blocks_over_devices(over):
+@pytest.mark.parametrize("order", [2.0, 3.0])
+def test_blocks_over_devices(over, order):
     """Experts lie on one device each; dense gradients are the same on all, and count once."""
     grads = {"expert": values((4, 3), "float32"), "dense": [values((7,), "float32", 1)]}
     specs = {"expert": OWN, "dense": [SAME]}
-    options = {"blocks": FIRST, "norm_type": 2.0}
+    options = {"blocks": FIRST, "norm_type": order}
     limits = {"expert": 0.5, "dense": 1e9}
     devices = {"axis_name": "d", "replicas": {"expert": 1, "dense": 2}}
     clip = lambda g: BY_BLOCK(g, limits, **options, **devices)  # noqa: E731
@@ -230,6 +231,9 @@ def test_blocks_over_devices(over):
         np.testing.assert_allclose(one, other, rtol=1e-6)
     program = str(jax.make_jaxpr(over(clip, (specs,), (specs, SAME)))(grads))
     assert program.count("all_gather[") == 1
+    if over.checked:
+        with pytest.raises(ValueError, match="replicated"):
+            over(clip, (specs,), (SAME, SAME))(grads)
 
 
 def test_a_nan_on_one_device_reaches_its_block_on_all(over):
@@ -249,13 +253,16 @@ def test_devices_whose_limits_differ(over):
         limits = {"a": limit[0], "b": 1.0}
         return BY_BLOCK(grads, limits, blocks=FIRST, axis_name="d")
 
-    grads = {"a": np.ones(4, "f4"), "b": np.ones(4, "f4")}
-    step = over(clip, (OWN, OWN), (OWN, SAME))
+    grads = {"a": np.ones(2, "f4"), "b": np.ones(2, "f4")}
+    step = over(clip, (SAME, OWN), (OWN, SAME))
     clipped, norms = step(grads, np.ones(2, "f4"))
     np.testing.assert_allclose(clipped["a"], np.full(4, 0.5), rtol=1e-6)
     clipped, norms = step(grads, np.array([1, 2], "f4"))
     assert np.isnan(clipped["a"]).all()
     np.testing.assert_allclose((norms["b"], *clipped["b"]), (2, *[0.5] * 4), rtol=1e-6)
+    if over.checked:
+        with pytest.raises(ValueError, match="replicated"):
+            over(clip, (SAME, OWN), (SAME, SAME))(grads, np.ones(2, "f4"))
 
 
 def test_a_transformation_over_devices(over):
@@ -273,9 +280,13 @@ MISTAKES = [
     (lambda: BY_BLOCK(W, 1.0, nonfinite="raise"), ValueError, 'pass "zero"'),
     (lambda: BY_BLOCK(W, -1.0), ValueError, "max_norm must be at least 0, not -1.0"),
     (lambda: BY_BLOCK(W, {"w": 1.0, "v": -1}), ValueError, r"max_norm\['v'\] must be at least 0"),
+    (lambda: BY_BLOCK(W, -1.0, blocks=FIRST), ValueError, "^max_norm must be at least 0"),
+    (lambda: BY_BLOCK(W, {"w": 1, "v": -1}, blocks=FIRST), ValueError, r"^max_norm\['v'\] must be"),
     (lambda: BY_BLOCK(W, jnp.ones(2)), ValueError, "max_norm has shape"),
     (lambda: BY_BLOCK(W, 1.0, axis=2), ValueError, "axis for w"),
     (lambda: BY_BLOCK(W, 1.0, axis=True), TypeError, "axis for v must be an int"),
+    (lambda: BY_BLOCK(W["w"], 1.0, axis=2), ValueError, "axis for grads is 2"),
+    (lambda: BY_BLOCK(W, 1.0, rms=1), TypeError, "rms must be a bool"),
     (lambda: BY_BLOCK(W, 1.0, axis=(0, 0)), ValueError, "names an axis twice"),
     (lambda: BY_BLOCK(W, 1.0, axis={"w": 1}), ValueError, "axis must be like grads, or end above"),
     (lambda: BY_BLOCK(W, 1.0, blocks=FIRST, axis=0), ValueError, "leave them out with blocks"),
@@ -289,6 +300,7 @@ MISTAKES = [
     (lambda: BY_BLOCK(W, 1.0, 0), ValueError, "norm_type"),
     (lambda: ADAPTIVE(W, {"w": W["w"]}), ValueError, r"grads\['v'\] has no counterpart in params"),
     (lambda: ADAPTIVE(W, {"w": W["v"], "v": W["v"]}), ValueError, r"params\['w'\] has shape"),
+    (lambda: ADAPTIVE(W["w"], W["v"]), ValueError, "^params has shape"),
     (lambda: ADAPTIVE(W, W | {"w": jnp.ones((2, 3), int)}), TypeError, r"params\['w'\] has dtype"),
     (lambda: ADAPTIVE(W, W, -1.0), ValueError, "clipping must be at least 0"),
     (lambda: ADAPTIVE(W, W, eps=-1.0), ValueError, "eps must be"),

@@ -156,7 +156,7 @@ COMMON = {
     "a list as a shape": (lambda g, a: g.layer_norm(a.x, [6]), "got [6]; leave it out and pass"),
     "a width by position": (
         lambda g, a: g.layer_norm(a.x, 6),
-        "got 6; leave it out and pass axis=",
+        "got 6; leave it out and pass axis=-1,",
     ),
     "an axis by position": (
         lambda g, a: g.rms_norm(a.x, -2),

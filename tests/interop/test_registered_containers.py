@@ -227,6 +227,13 @@ def test_sparse_arrays_are_no_containers():
         gradkit.grad_norm(sparse.BCOO.fromdense(np.eye(2, dtype="f4")))
 
 
+def test_of_an_array_that_holds_another_shape_nothing_is_known(monkeypatch):
+    kinds = kinds_of("jax")
+    monkeypatch.setattr(kinds.Box, "shape", (2, 2))
+    with pytest.raises(TypeError, match="Box; expected an array"):
+        gradkit.grad_norm(kinds.Box(np.ones(3)))
+
+
 @pytest.mark.parametrize(
     "one_shot", [iter, lambda g: (each for each in g), lambda g: dict(enumerate(g)).values()]
 )

@@ -35,6 +35,10 @@ class Fixed(tuple):
     __slots__ = ()
 
 
+class Titled(tuple):
+    pass
+
+
 W, B = np.array([3.0, 0.0]), np.array([4.0])
 ITEMS = {"w": W, "b": B}
 KINDS = {
@@ -45,11 +49,12 @@ KINDS = {
     "namedtuple": Pair(W, B),
     "namedtuple of another constructor": Half._make([W, B]),
     "list's subclass": Rows([W, B]),
-    "tuple's subclass": Fixed([W, B]),
+    "tuple's subclass": Titled([W, B]),
     "deque": deque([W, B], maxlen=3),
     "nested": OrderedDict(a=Pair(Rows([W]), None), none=None, b=defaultdict(int, b=Fixed([B]))),
     "without arrays": OrderedDict(a=Pair(None, ())),
 }
+KINDS["tuple's subclass"].title = "mine"
 OTHERS = {"mapping proxy": MappingProxyType(ITEMS), "UserDict": UserDict(ITEMS)}
 FUNCTIONS = {
     "clip_by_global_norm": lambda g: gradkit.clip_by_global_norm(g, 2.5)[0],
