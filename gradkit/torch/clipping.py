@@ -220,7 +220,7 @@ def clip_grad_norm_(
                 warnings.warn(
                     "parameters is a generator that gives none, perhaps because it has been used "
                     "up: nothing is clipped",
-                    stacklevel=2,
+                    stacklevel=4,  # behind two decorators
                 )
         gradients = spread(*_with_grads(parameters))
     if gradients.partial and clip is not None:

@@ -134,8 +134,9 @@ def test_one_tensor_is_a_list_of_one():
 
 def test_a_generator_that_was_used_up_is_told_of():
     empty = (p for p in ())
-    with pytest.warns(UserWarning, match="nothing is clipped"):
+    with pytest.warns(UserWarning, match="nothing is clipped") as caught:
         ours.clip_grad_norm_(empty, 1.0)
+    assert caught[0].filename == __file__
 
 
 def test_gradients_under_differentiation_are_clipped():
@@ -157,6 +158,10 @@ def test_bad_arguments_change_nothing():
     ):
         with pytest.raises(ValueError, match="must be"):
             call()
+    for call in (partial(ours.clip_grad_norm_, max_norm=1.0), ours.grad_stats):
+        for option in ({"names": lambda name, _: name}, {"plain": "copies"}):
+            with pytest.raises(ValueError, match="names and plain are for ranks"):
+                call(given, **option)
     assert_same(given, before, rtol=0, atol=0)
 
 
@@ -358,7 +363,8 @@ def _sharded(mesh, *values):
 def test_dtensors(mesh, whole):
     chosen = mesh if whole else mesh["shard"]
     given = _sharded(chosen, torch.tensor([3.0]), torch.tensor([4.0]))
-    assert ours.get_total_norm([p.grad for p in given]).item() == 5
+    total = lambda: ours.get_total_norm([p.grad for p in given])  # noqa: E731
+    assert total() == torch.compile(total, backend="eager")() == 5
     norm = ours.clip_grad_norm_(given, 2.5)
     assert type(norm) is torch.Tensor
     assert norm.item() == 5
@@ -641,8 +647,10 @@ def test_what_an_operator_does_not_take_leaves_the_graph():
         return ours.clip_grad_norm_(parameters, 1.0, **options)
 
     torch._dynamo.reset()
-    chosen = torch.compile(step, backend="eager")(given, count={0: True})
-    assert chosen == ours.get_total_norm(parameters(torch.float32)[0].grad)
+    before = given[0].grad.clone()
+    for option, norm in (("clip", ours.get_total_norm(before)), ("count", 0)):
+        assert torch.compile(step, backend="eager")(given, **{option: {0: False}}) == norm
+        assert given[0].grad.equal(before)
     assert torch.compile(step, backend="eager")([given[-1]]) == 0
     given[0].grad[0, 0] = NAN
     whole = torch.compile(step, backend="aot_eager", fullgraph=True)
@@ -720,6 +728,11 @@ def test_the_norm_of_differentiable_gradients_is_a_number_in_graphs_too():
     """Autograd knows nothing of the operator's derivative."""
     weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
     (weight.grad,) = torch.autograd.grad((weight**2).sum(), weight, create_graph=True)
-    norm = torch.compile(lambda: ours.clip_grad_norm_([weight], 1.0), backend="aot_eager")()
-    assert norm == 10
-    assert not norm.requires_grad
+    total, clip = (
+        lambda: ours.get_total_norm([weight.grad]),
+        lambda: ours.clip_grad_norm_(weight, 1),
+    )
+    for call in (total, *(torch.compile(f, backend="aot_eager") for f in (total, clip))):
+        norm = call()
+        assert norm == 10
+        assert not norm.requires_grad
