@@ -1,5 +1,7 @@
 """Pytrees of arrays by the paths of their leaves, and what else stands beside them in a call."""
 
+from collections import Counter
+from functools import partial
 from typing import Any
 
 import jax
@@ -42,6 +44,22 @@ def by_path(tree: Any) -> dict[str, Any]:
 
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {".".join(map(name, path)): jnp.asarray(leaf) for path, leaf in leaves}
+
+
+def dotted_names(grads: Any) -> list[str]:
+    """The keys and positions of each leaf of a pytree, joined by dots."""
+    leaves = jax.tree_util.tree_leaves_with_path(grads)
+    name = partial(jax.tree_util.keystr, simple=True, separator=".")
+    return [name(path) or "grads" for path, _ in leaves]
+
+
+def different_names(grads: Any) -> list[str]:
+    """The same if no two are alike, else an error."""
+    names = dotted_names(grads)
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"grads has two gradients named {name!r}, by keys that contain dots")
+    return names
 
 
 def rebuilt(tree: Any, arrays: dict[str, Any]) -> Any:

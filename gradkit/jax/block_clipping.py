@@ -25,7 +25,7 @@ from gradkit._open.units import (
 )
 from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all, varying
 from gradkit.jax._numbers import doubles, limit_of, pairs, read, store, widest
-from gradkit.jax._pytrees import by_path, refuse_symbolic_sizes
+from gradkit.jax._pytrees import by_path, different_names, dotted_names, refuse_symbolic_sizes
 from gradkit.jax.clipping import (
     REFUSAL,
     STATE,
@@ -235,23 +235,16 @@ def clip_by_adaptive_norm(
     return _clip(grads, _params(params, grads), (number,), rule._replace(least=least))
 
 
-def _names(grads: Any) -> list[str]:
-    """The name of each gradient."""
-    leaves = jax.tree_util.tree_leaves_with_path(grads)
-    name = partial(jax.tree_util.keystr, simple=True, separator=".")
-    return [name(path) or "grads" for path, _ in leaves]
-
-
 def _each(values: Any, grads: Any, label: str) -> list[Any]:
     """A value for each gradient, from a function or a pytree of which tuples are values."""
     if callable(values):
-        return [*map(values, _names(grads), jax.tree.leaves(grads))]
+        return [*map(values, different_names(grads), jax.tree.leaves(grads))]
     return spread(values, grads, label, lambda value: value is None or type(value) is tuple)
 
 
 def _axes(axis: Any, grads: Any) -> Axes:
     """The axes of each gradient's units."""
-    names, shapes = _names(grads), [*map(np.shape, jax.tree.leaves(grads))]
+    names, shapes = dotted_names(grads), [*map(np.shape, jax.tree.leaves(grads))]
     refuse_symbolic_sizes(dict(zip(names, shapes, strict=True)))
     return units_of_shapes(_each(axis, grads, "axis"), shapes, names).axes
 
@@ -259,7 +252,7 @@ def _axes(axis: Any, grads: Any) -> Axes:
 def _keys(blocks: Any, grads: Any) -> list[Any]:
     """The key of each gradient's block."""
     keys = _each(blocks, grads, "blocks")
-    for key, name in zip(keys, _names(grads), strict=True):
+    for key, name in zip(keys, dotted_names(grads), strict=True):
         check_key(key, name)
     return keys
 

@@ -15,6 +15,7 @@ from gradkit._open.foreign import answers
 from gradkit._ranks.statistics import joined
 from gradkit.jax._callbacks import ResultShape, axes_of, call, rows_of_all
 from gradkit.jax._numbers import doubles, pairs, store, widest
+from gradkit.jax._pytrees import different_names
 from gradkit.jax.clipping import copies_of
 from gradkit.statistics import GradStats
 
@@ -55,7 +56,7 @@ def grad_stats(grads: Any, *, axis_name: Any = None, replicas: Any = 1) -> "Grad
     TypeError
         A leaf is not a floating-point array; the result is differentiated.
     ValueError
-        ``replicas`` is below 1, or is not 1 without ``axis_name``.
+        ``replicas`` is below 1, or is not 1 without ``axis_name``; two gradients have one name.
 
     Examples
     --------
@@ -70,10 +71,9 @@ def grad_stats(grads: Any, *, axis_name: Any = None, replicas: Any = 1) -> "Grad
         if not hasattr(leaf, "dtype"):
             raise TypeError(f"{label} is a {type(leaf).__name__}; expected an array")
         checks.floating(leaf, label)
-    keys = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
-    copies = copies_of(replicas, axis_name, grads)
+    names, copies = different_names(grads), copies_of(replicas, axis_name, grads)
     table = _table([leaf for _, leaf in leaves], axis_name, copies)
-    return GradStats(tuple(key or "grads" for key in keys), table)
+    return GradStats(tuple(names), table)
 
 
 @partial(jax.jit, inline=True, static_argnums=(1, 2))

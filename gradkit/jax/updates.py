@@ -179,7 +179,7 @@ def _numbers(lr: Any, scale: Any, verdict: Any, rounding: Any, seed: Any) -> dic
 def _count(step: Any) -> jax.Array:
     """Number of steps taken before."""
     if not isinstance(step, jax.Array):
-        step = jnp.asarray(checks.step(checks.integer(step, "step") + 1, "step") - 1)
+        step = jnp.asarray(checks.offset(step, "step"))
     checks.shape(step, (), "step", "one number")
     if not jnp.issubdtype(step.dtype, jnp.integer):
         raise TypeError(f"step has dtype {step.dtype}; accepted: integers")
@@ -192,7 +192,8 @@ def _updated(
 ) -> tuple[Any, ...]:
     """Parameters and what is kept of them, which may be ``None``, after a step."""
     written, read_only = [*map(by_path, trees)], by_path(grads)
-    _check(name, written, read_only, dict(how), numbers.get("seed"))
+    given = written if trees[-1] is not None else written[:1]
+    _check(name, given, read_only, dict(how), numbers.get("seed"))
     if not written[0]:
         return trees
     present, count = [*filter(None, written)], len(written[0])
@@ -224,10 +225,11 @@ def _check(
 ) -> None:
     """Find out what is wrong with a call, on arrays without elements."""
     params, gradients, *states = map(without_elements, (written[0], grads, *written[1:]))
-    kept = dict(zip(_STEPS[name][1], written[1:], strict=True))
+    kept = dict(zip(_STEPS[name][1], written[1:], strict=False))
     shapes_alike("params", written[0], grads=grads, **kept)
     rounding: Any = {"rounding": "nearest" if seed is None else "stochastic", "seed": 0}
     if name == "adamw_update":
         gradkit.adamw_update(params, gradients, states[0], states[1], 1, lr=0, **rounding)
     else:
-        gradkit.sgd_update(params, gradients, states[0] or None, lr=0, **how, **rounding)
+        momenta = states[0] if states else None
+        gradkit.sgd_update(params, gradients, momenta, lr=0, **how, **rounding)

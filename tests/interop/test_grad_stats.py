@@ -96,3 +96,5 @@ def test_under_vmap_and_not_differentiated(jax):
         jax.grad(lambda x: ours.grad_stats(x).norm.sum())(jnp.ones(3))
     with pytest.raises(TypeError, match=r"grads\['i'\]"):
         ours.grad_stats({"i": jnp.ones(3, int)})
+    with pytest.raises(ValueError, match=r"grads has two gradients named 'a\.b'"):
+        ours.grad_stats({"a.b": jnp.ones(3), "a": {"b": jnp.ones(3)}})

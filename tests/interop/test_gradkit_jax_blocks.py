@@ -292,6 +292,7 @@ MISTAKES = [
     (lambda: BY_BLOCK(W, 1.0, blocks=FIRST, axis=0), ValueError, "leave them out with blocks"),
     (lambda: BY_BLOCK(W, 1.0, blocks=FIRST, rms=True), ValueError, "leave them out with blocks"),
     (lambda: BY_BLOCK(W, {"w": 1.0}, blocks=FIRST), ValueError, "no limit for the block 'v'"),
+    (lambda: BY_BLOCK({"a.b": W, "a": {"b": W}}, 1.0, axis=INPUTS), ValueError, r"named 'a\.b\.v'"),
     (lambda: BY_BLOCK(W, 1.0, blocks=lambda *_: None), TypeError, "blocks for v must be a key"),
     (lambda: BY_BLOCK(W, 1.0, blocks=lambda *_: []), TypeError, "blocks for v must be a key"),
     (lambda: BY_BLOCK(W, 1.0, axis_name="i"), ValueError, "axis_name goes with blocks"),

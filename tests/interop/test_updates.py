@@ -127,6 +127,20 @@ def test_a_false_verdict_gives_what_was_there():
         np.testing.assert_array_equal(own["w"], old["w"])
 
 
+def test_errors_of_what_gradkit_has_otherwise():
+    p = {"w": jnp.ones(2)}
+    with pytest.raises(ValueError, match=r"step must be at least 0 and below 2\*\*63, not -1"):
+        gradkit_jax.adamw_update(p, p, p, p, -1, lr=0.1)
+    with pytest.raises(ValueError, match=r"step has shape \(2,\)"):
+        gradkit_jax.adamw_update(p, p, p, p, jnp.arange(2), lr=0.1)
+    with pytest.raises(ValueError, match=r"seed has shape \(2,\)"):
+        gradkit_jax.sgd_update(p, p, lr=0.1, rounding="stochastic", seed=jnp.arange(2))
+    with pytest.raises(ValueError, match="momenta must have the same structure as params"):
+        gradkit_jax.sgd_update(p, p, {}, lr=0.1)
+    with pytest.raises(TypeError, match="verdict must be a bool, or a 0-d bool array"):
+        gradkit_jax.sgd_update(p, p, lr=0.1, verdict=jnp.array([True]))
+
+
 def test_steps_are_not_differentiated():
     move = lambda p: gradkit_jax.sgd_update(p, p, lr=0.1)[0].sum()  # noqa: E731
     with pytest.raises(TypeError, match="sgd_update is not differentiable"):
