@@ -246,6 +246,41 @@ def accumulation_under_ddp(place):
     return "".join(bits(*(w.detach().numpy() for w in weights)) for _, weights in found)
 
 
+def accumulation_in_halves(place):
+    """Of the ranks, beside parameters that are used on one, ignored or frozen."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    import gradkit.torch as ours
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in ("all", "odd", "ignored", "frozen"):
+                self.register_parameter(name, torch.nn.Parameter(torch.zeros(2)))
+            self.frozen.requires_grad_(False)
+            self.frozen.grad = own.clone()
+
+        def forward(self):
+            used = self.all + self.ignored + (self.odd if place.rank % 2 else 0)
+            return (used * own).sum()
+
+    first, own = place.rank // 2 * 2, torch.full((2,), place.rank + 1.0)
+    pairs = [torch.distributed.new_group([k, k + 1]) for k in range(0, place.size, 2)]
+    model = Model()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["ignored"])
+    options = {"process_group": pairs[first // 2], "find_unused_parameters": True}
+    wrapped = DistributedDataParallel(model, **options)
+    accumulator = ours.GradAccumulator(wrapped)
+    with wrapped.no_sync():
+        wrapped().backward()
+    accumulator.finish()
+    means = {"all": first + 1.5, "odd": (first + 2) / 2}
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad == means.get(name, place.rank + 1)).all(), name
+    return ""
+
+
 def _block(_):
     from torch import nn
 

@@ -45,6 +45,7 @@ _OF_ONE = {
         "training with fully_shard": dtensors.sharded_training,
         "training with DDP": dtensors.parallel_training,
         "accumulation under DDP": dtensors.accumulation_under_ddp,
+        "accumulation in halves": dtensors.accumulation_in_halves,
         **cut_models.OF_TORCH,
     },
     "jax": {
