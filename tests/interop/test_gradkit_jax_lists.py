@@ -1,6 +1,7 @@
 """``gradkit.jax``'s clipping and accumulation, and its transformations beside optax's own."""
 
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import jax
@@ -458,6 +459,47 @@ def test_spikes_are_clipped_as_by_a_spike_guard(wide):
 def test_errors_of_transformations(call, error, said):
     with pytest.raises(error, match=said):
         call()
+
+
+OPTIONS = {"norm_type": 1.0, "scale": 0.5, "eps": 50.0, "nonfinite": "zero", "replicas": 2}
+NAMES = ["clip_by_global_norm", "clip_by_block_norm", "clip_by_adaptive_norm", "clip_spikes"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "skip_steps"])
+def test_every_option_of_a_transformation_changes_what_it_does(name):
+    """As it changes what the function does; over an axis of two, if it is of ranks."""
+    transformation, function = getattr(transforms, name), getattr(gradkit.jax, name, None)
+    grads = {"a": jnp.array([[3.0, 4.0], [6.0, 8.0]]), "b": jnp.array([[5.0, 1.0], [5.0, 1.0]])}
+    of_steps = {"clip_spikes": {"warmup": 1}, "skip_steps": {"optimizer": optax.sgd(1.0)}}
+    limit = () if name in of_steps else (0.5,)
+    with_params = name == "clip_by_adaptive_norm"
+
+    def stepped(grads, **options):
+        clip = transformation(*limit, **of_steps.get(name, {}), **options)
+        state = clip.init(grads)
+        for size in (0.1, 0.2, 1.0):
+            updates, state = clip.update(jax.tree.map(lambda g, s=size: g * s, grads), state, grads)
+        return updates, state
+
+    def direct(grads, **options):
+        return function(grads, *((grads,) if with_params else ()), *limit, **options)
+
+    for option in OPTIONS.keys() & signature(transformation).parameters.keys():
+        given, other = grads, {}
+        if option == "nonfinite":
+            given = jax.tree.map(lambda g: g.at[0, 0].set(jnp.nan), grads)
+        if option == "replicas":
+            other = {"axis_name": "i"} | ({"blocks": "all"} if "block" in name else {})
+        options = {option: OPTIONS[option]} | other
+        over = partial(jax.vmap, axis_name="i")
+        found, plain = (
+            over(partial(stepped, **options))(given),
+            over(partial(stepped, **other))(given),
+        )
+        pairs = zip(*map(jax.tree.leaves, (found, plain)), strict=True)
+        assert not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs), option
+        if function is not None:
+            assert_same_tree(found[0], over(partial(direct, **options))(given)[0])
 
 
 def test_nothing_is_left_of_a_norm_that_is_not_finite():
