@@ -14,7 +14,7 @@ import gradkit
 import gradkit.jax
 from gradkit.jax import block_clipping, transforms
 from tests.interop.test_gradkit_jax_devices import OWN, SAME
-from tests.interop.test_gradkit_jax_lists import assert_same_tree, gradients, trained
+from tests.interop.test_gradkit_jax_lists import Pair, assert_same_tree, gradients, trained
 from tests.strategies import orders, seeds, values
 from tests.tolerances import DTYPES, assert_same_bits
 
@@ -150,6 +150,13 @@ def test_numbers_may_be_traced_and_differ():
         assert np.isfinite(got["w"]).all()
         got, _ = jax.jit(ADAPTIVE)(grads, grads, jnp.float32(limit))
         assert np.isnan(got["b"]).all()
+
+
+def test_parameters_are_found_by_key():
+    own = {"w": values((4,), "float32"), "b": values((2,), "float32", 1)}
+    params = jax.tree.map(lambda g: g * 3, own)  # of which JAX sorts the keys: b, w
+    (clipped, norms), ref = ADAPTIVE(Pair(**own), params, 0.1), ADAPTIVE(own, params, 0.1)
+    assert_same_tree((clipped._asdict(), norms._asdict()), ref)
 
 
 @pytest.mark.parametrize("traced", [True, False])

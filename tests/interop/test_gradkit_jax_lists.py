@@ -308,6 +308,8 @@ def test_buffers_are_written_in_place_if_nobody_else_needs_them():
         ),
         (lambda add, b: add(b.astype("f2"), b), TypeError, "would lose precision"),
         (lambda add, b: add(b, b, do_update=jnp.ones(2, bool)), TypeError, "do_update must be"),
+        (lambda add, b: add(b, b, compensation=b[:2]), ValueError, "compensation has shape"),
+        (lambda add, b: add(b, b, rounding="stochastic"), TypeError, "dtype float32; rounding="),
     ],
 )
 def test_errors_of_accumulation_name_the_argument(call, error, said):

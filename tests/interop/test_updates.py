@@ -1,5 +1,7 @@
 """A hundred steps beside those of PyTorch's and optax's optimisers, measured in float64."""
 
+from collections import namedtuple
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ jax, optax, torch = map(framework, ("jax", "optax", "torch"))
 jnp = jax.numpy
 gradkit_jax = framework("gradkit.jax")
 STEPS, SHAPES = 100, ((7, 5), (11,))
+Pair = namedtuple("Pair", "w b")
 FURTHEST = 1e-12  # of numbers near 1, each step of which rounds a few times
 
 
@@ -127,6 +130,14 @@ def test_a_false_verdict_gives_what_was_there():
         np.testing.assert_array_equal(own["w"], old["w"])
 
 
+def test_gradients_and_momenta_find_their_parameters_by_key():
+    params, grads = Pair(jnp.ones(4), jnp.ones(2)), {"w": jnp.ones(4), "b": jnp.full(2, 3.0)}
+    zeros = jax.tree.map(jnp.zeros_like, grads)  # of which JAX sorts the keys: b, w
+    moved, momenta = gradkit_jax.sgd_update(params, grads, zeros, lr=0.5, momentum=0.5)
+    for own, wanted in ((moved.w, 0.5), (moved.b, -0.5), (momenta["w"], 1), (momenta["b"], 3)):
+        np.testing.assert_array_equal(own, np.full_like(own, wanted))
+
+
 def test_errors_of_what_gradkit_has_otherwise():
     p = {"w": jnp.ones(2)}
     with pytest.raises(ValueError, match=r"step must be at least 0 and below 2\*\*63, not -1"):
@@ -137,6 +148,16 @@ def test_errors_of_what_gradkit_has_otherwise():
         gradkit_jax.sgd_update(p, p, lr=0.1, rounding="stochastic", seed=jnp.arange(2))
     with pytest.raises(ValueError, match="momenta must have the same structure as params"):
         gradkit_jax.sgd_update(p, p, {}, lr=0.1)
+    with pytest.raises(TypeError, match="step has dtype float32; accepted: integers"):
+        gradkit_jax.adamw_update(p, p, p, p, jnp.float32(1), lr=0.1)
+    for call, lists in ((gradkit_jax.sgd_update, (p, p)), (gradkit_jax.adamw_update, [p] * 4)):
+        step = () if len(lists) == 2 else (1,)
+        with pytest.raises(TypeError, match=r"params\['w'\] has dtype float32; rounding="):
+            call(*lists, *step, lr=0.1, rounding="stochastic", seed=1)
+        for k, label in enumerate(("grads", "moments", "variances")[: len(lists) - 1], 1):
+            wrong = [{"w": jnp.ones(3)} if n == k else p for n in range(len(lists))]
+            with pytest.raises(ValueError, match=rf"{label}\['w'\] has shape \(3,\)"):
+                call(*wrong, *step, lr=0.1)
     with pytest.raises(TypeError, match="verdict must be a bool, or a 0-d bool array"):
         gradkit_jax.sgd_update(p, p, lr=0.1, verdict=jnp.array([True]))
 
