@@ -94,6 +94,11 @@ def refuse_nested(tensor: Tensor, label: str) -> None:
         raise TypeError(f"{label} is a nested tensor; {NESTED}")
 
 
+def tell_of_tensors(error: Exception) -> None:
+    """Make an error of gradkit's say PyTorch's names of arguments and casts."""
+    tell(error, _TENSORS, _NAMES)
+
+
 # Operators
 
 
@@ -305,7 +310,7 @@ class Norm:
             return (compute or self._calls)(*args)[self.seen]
         except (TypeError, ValueError) as error:
             self._refuse_nested(tensors)  # among others what is no tensor
-            tell(error, _TENSORS, _NAMES)
+            tell_of_tensors(error)
             raise
 
     def _refuse_nested(self, tensors: Sequence[Tensor | None]) -> None:

@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 import gradkit
 from gradkit._open.foreign import close_to_dynamo
 from gradkit.distributed import Group
+from gradkit.torch._autograd import tell_of_tensors
 
 
 class BatchNormOverRanks(torch.autograd.Function):
@@ -59,10 +60,13 @@ def batch_norm_over_ranks(
 ) -> Tensor:
     """Batch norm in training. A momentum on the device is read, as other numbers are."""
     mean, var = running
-    moved: dict[str, Any] = {}
-    if mean is not None or var is not None:
-        moved = {"running_mean": mean, "running_var": var, "momentum": float(momentum)}
-    return BatchNormOverRanks.apply(x, scale, bias, moved, eps, group)
+    weight = float(momentum) if isinstance(momentum, Tensor) else momentum
+    moved: dict[str, Any] = {"running_mean": mean, "running_var": var, "momentum": weight}
+    try:
+        return BatchNormOverRanks.apply(x, scale, bias, moved, eps, group)
+    except (TypeError, ValueError) as error:
+        tell_of_tensors(error)
+        raise
 
 
 close_to_dynamo([batch_norm_over_ranks])

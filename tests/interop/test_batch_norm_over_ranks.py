@@ -120,6 +120,23 @@ def test_parameters_that_are_frozen_or_absent(torch):
     assert scale.grad is None
 
 
+def test_errors_have_torchs_names_of_arguments(torch):
+    """And are of all ranks, which check the call together."""
+    ours = framework("gradkit.torch")
+    x = torch.ones(4, 3)
+    for options, said in (
+        ({"weight": torch.ones(2)}, r"^weight has shape \(2,\); expected \(3,\).* of input$"),
+        ({"momentum": 0.5}, "momentum is 0.5, but there are no running statistics"),
+        ({"momentum": 2}, "momentum must be from 0 to 1, not 2"),
+    ):
+
+        def work(group, options=options, said=said):
+            with pytest.raises(ValueError, match=said):
+                ours.batch_norm(x, None, None, training=True, group=group, **options)
+
+        results(work, 2)
+
+
 def test_pytorchs_modules_have_no_group(torch):
     ours = framework("gradkit.torch")
     model = ours.replace_norms(torch.nn.Sequential(torch.nn.BatchNorm1d(2)))
