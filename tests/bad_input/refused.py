@@ -448,6 +448,7 @@ _WRONG_LISTS = (
         {"buffers": lambda a, g: [g["buffers"][0], a.read_only(f32(3))]},
     ),
     ("norm_out has dtype float32", {"norm_out": array(np.float32(0))}),
+    (r"norm_out has shape \(1,\); expected \(\)", {"norm_out": array(np.zeros(1))}),
     (r"buffers\[1\] has no counterpart", {"compensation": lambda a, _: [a(f32(R, C))]}),
     (
         r"compensation\[1\] has shape \(4,\); expected \(3,\), the shape of buffers\[1\]",
