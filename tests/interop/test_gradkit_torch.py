@@ -551,7 +551,8 @@ def test_norms_that_are_left_to_others():
         pass
 
     weighed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
-    own = [torch.nn.LayerNorm(2), Ours(2), ours.AddRMSNorm(2), ours.InvertibleLayerNorm(2)]
+    added = ours.AddRMSNorm(2), ours.AddLayerNorm(2), ours.GatedRMSNorm(2)
+    own = [torch.nn.LayerNorm(2), Ours(2), *added, ours.InvertibleLayerNorm(2)]
     parametrized = torch.nn.LayerNorm(2)
     torch.nn.utils.parametrize.register_parametrization(parametrized, "weight", torch.nn.ReLU())
     others = LlamaRMSNorm(), torch.nn.LazyBatchNorm1d(), parametrized
@@ -560,9 +561,9 @@ def test_norms_that_are_left_to_others():
     for _ in range(2):
         left = ours.norms_left(model)
         assert left == {
-            "5": "LlamaRMSNorm is no norm of torch.nn that gradkit has",
-            "6": "LazyBatchNorm1d gets its shape in its first call; call replace_norms after that",
-            "7": f"ParametrizedLayerNorm is {of_torch}, which may compute something else",
+            "7": "LlamaRMSNorm is no norm of torch.nn that gradkit has",
+            "8": "LazyBatchNorm1d gets its shape in its first call; call replace_norms after that",
+            "9": f"ParametrizedLayerNorm is {of_torch}, which may compute something else",
         }
         ours.replace_norms(model)
 
