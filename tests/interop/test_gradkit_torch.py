@@ -663,6 +663,8 @@ def test_offset_weights_start_as_identity():
     assert norm.weight.eq(0).all()
     assert "scale_offset=1.0" in repr(norm)
     assert "scale_offset" not in repr(ours.LayerNorm(6))
+    gated = ours.GatedRMSNorm(6, activation="sigmoid", norm_before_gate=False)
+    assert repr(gated).endswith("affine=True, activation='sigmoid', norm_before_gate=False)")
     assert list(norm.state_dict()) == list(torch.nn.LayerNorm(6).state_dict())
     with pytest.raises(ValueError, match="scale_offset"):
         ours.RMSNorm(6, elementwise_affine=False, scale_offset=1.0)
