@@ -165,7 +165,9 @@ def sgd_update(
     how["nesterov"] = checks.flag(nesterov, "nesterov")
     how["weight_decay"] = checks.size(weight_decay, "weight_decay")
     numbers = _numbers(lr, scale, verdict, rounding, seed)
-    return _updated("sgd_update", (params, momenta), grads, numbers, tuple(how.items()))
+    trees = (params,) if momenta is None else (params, momenta)
+    moved = _updated("sgd_update", trees, grads, numbers, tuple(how.items()))
+    return (*moved, None) if momenta is None else moved
 
 
 def _numbers(lr: Any, scale: Any, verdict: Any, rounding: Any, seed: Any) -> dict[str, Any]:
@@ -190,15 +192,14 @@ def _count(step: Any) -> jax.Array:
 def _updated(
     name: str, trees: tuple[Any, ...], grads: Any, numbers: dict[str, Any], how: Any
 ) -> tuple[Any, ...]:
-    """Parameters and what is kept of them, which may be ``None``, after a step."""
+    """Parameters and what is kept of them after a step."""
     written, read_only = [*map(by_path, trees)], by_path(grads)
-    given = written if trees[-1] is not None else written[:1]
-    _check(name, given, read_only, dict(how), numbers.get("seed"))
+    _check(name, written, read_only, dict(how), numbers.get("seed"))
     if not written[0]:
         return trees
-    present, count = [*filter(None, written)], len(written[0])
-    labels, last = list(numbers), count * len(present) + count
     record, states = _STEPS[name]
+    count, labels = len(written[0]), list(numbers)
+    last = count * (len(written) + 1)
 
     # It outlives the trace, in what is compiled, and so holds none of its arrays.
     def compute(outs: list[Array], ins: list[Any]) -> None:
@@ -214,10 +215,9 @@ def _updated(
             fields["step"] = fields["step"].astype(np.int64)  # a copy, which is counted up
         getattr(backend, name)(record(grads=gradients, **fields))
 
-    refusal, by_number = _REFUSAL.format(name), [*numbers.values()]
-    new = iter(call_on_lists(refusal, compute, present, read_only, by_number))
-    every = zip(trees, written, strict=True)
-    return tuple([rebuilt(tree, next(new)) if of else tree for tree, of in every])
+    by_number = [*numbers.values()]
+    new = call_on_lists(_REFUSAL.format(name), compute, written, read_only, by_number)
+    return tuple([rebuilt(tree, arrays) for tree, arrays in zip(trees, new, strict=True)])
 
 
 def _check(
