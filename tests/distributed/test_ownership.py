@@ -262,6 +262,14 @@ def test_bad_arguments_end_on_all_ranks(options, message):
         assert message in str(error)
 
 
+@pytest.mark.parametrize(
+    ("count", "said"), [(8, "'w7' are plain"), (9, "'w7' and 1 more are plain")]
+)
+def test_eight_of_those_that_nothing_decides_are_named(count, said):
+    for error in failing(lambda _: {f"w{k}": plain(WHOLE) for k in range(count)}):
+        assert said in str(error)
+
+
 def test_names_need_a_group():
     with pytest.raises(ValueError, match="names is for ranks"):
         shards_of({}, names={})

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import gradkit
 from tests import strategies as draw_
 
 from .libraries import framework
@@ -34,6 +35,16 @@ def test_modulation_in_jax(name):
     for got, slope in zip(back(dy), ref(dy), strict=True):
         assert got.shape == slope.shape
         np.testing.assert_allclose(got, slope, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("library", ["jax", "torch"])
+def test_a_bias_per_sample_needs_no_scale(library):
+    ours = framework(f"gradkit.{library}")
+    array = framework("torch").asarray if library == "torch" else framework("jax.numpy").asarray
+    x, shift = (draw_.values(shape, "float32", k) for k, shape in enumerate([(2, 3, 4), (2, 1, 4)]))
+    given = (array(x), None) if library == "jax" else (array(x), (4,), None)
+    found = np.asarray(ours.layer_norm(*given, array(shift)))
+    np.testing.assert_allclose(found, gradkit.layer_norm(x)[0] + shift, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("axes", [(0, None, None), (0, 0, 0)], ids=str)

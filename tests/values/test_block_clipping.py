@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from types import MappingProxyType
 
 import numpy as np
@@ -546,6 +547,40 @@ def test_a_limit_that_is_negative_or_nan(backend):
 
 
 # Blocks of several gradients
+
+
+@pytest.mark.parametrize("key", [True, 2.0, (1, 2)])
+def test_keys_that_ranks_cannot_tell_each_other(key):
+    said = f"blocks gives {re.escape(repr(key))} for grads; over a group, keys are strings or int"
+
+    def work(group):
+        with pytest.raises(TypeError, match=said):
+            gradkit.clip_by_block_norm(np.ones(2), 1.0, blocks=lambda *_: key, group=group)
+
+    results(work, 2)
+
+
+@pytest.mark.parametrize(
+    ("limits", "agree"),
+    [
+        (({"a": 1.0, "b": 2.0}, {"b": 2.0, "a": 1.0}), True),
+        (({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 3.0}), False),
+        ((1.0, 2.0), False),
+    ],
+)
+def test_ranks_have_the_same_limits_of_blocks(limits, agree):
+    """In whatever order."""
+
+    def work(group):
+        own = [np.ones(4), np.ones(9)], limits[group.rank]
+        if agree:
+            return gradkit.clip_by_block_norm(*own, blocks=["a", "b"], group=group)[1]
+        with pytest.raises(gradkit.RankError, match="ranks make different calls"):
+            gradkit.clip_by_block_norm(*own, blocks=["a", "b"], group=group)
+        return None
+
+    for norms in results(work, 2):
+        assert norms is None or [norms["a"] ** 2, norms["b"] ** 2] == pytest.approx([8, 18])
 
 
 @st.composite
