@@ -270,6 +270,18 @@ def test_eight_of_those_that_nothing_decides_are_named(count, said):
         assert said in str(error)
 
 
+def test_a_gradient_of_one_rank_may_be_left_out_there():
+    """Others do not know of it."""
+
+    def clipped(group):
+        named = {"tied": plain(np.ones(2)), f"layer{group.rank}": plain(np.ones(7))}
+        kept = shards_of(named, group=group, plain="copies")
+        norm = gradkit.clip_grad_norm(kept, 2.0, clip=lambda name, _: name == "tied", group=group)
+        return float(norm), *(p.grad[0] for p in named.values())
+
+    assert results(clipped, 2) == [(4.0, 0.5, 1.0)] * 2
+
+
 def test_names_need_a_group():
     with pytest.raises(ValueError, match="names is for ranks"):
         shards_of({}, names={})

@@ -566,6 +566,7 @@ def test_keys_that_ranks_cannot_tell_each_other(key):
         (({"a": 1.0, "b": 2.0}, {"b": 2.0, "a": 1.0}), True),
         (({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 3.0}), False),
         ((1.0, 2.0), False),
+        ((1, 1.0), True),
     ],
 )
 def test_ranks_have_the_same_limits_of_blocks(limits, agree):

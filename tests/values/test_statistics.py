@@ -380,6 +380,9 @@ def test_parts_of_shards_have_one_name():
         gradkit.distributed.ShardedGrads({"w": parts, "b": [f(2.0)]}, {"w": 1, "b": [2]})
         for parts in ([f(3.0), f(0.0, -4.0)], [f(5.0)])
     ]
+    # So ranks know of these names, and of one part of each.
+    few = gradkit.distributed.ShardedGrads({"w": [f(1.0)], "b": [f(2.0)]}, {"w": 1, "b": [2]})
+    results(lambda g: gradkit.grad_stats(few, group=g), 2)
     found = results(lambda g: gradkit.grad_stats(each[g.rank], group=g), 2)
     named_rows._cache.clear()
     found += results(lambda g: gradkit.grad_stats(each[1 - g.rank], group=g), 2)
