@@ -31,6 +31,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from gradkit._calls import checks
 from gradkit._open.shards import Parts
 from gradkit._ranks import copies
 from gradkit._ranks.collective import SET_UP, Collective
@@ -232,7 +233,7 @@ def threads(size: int, *, timeout: float = 60.0) -> list[Group]:
     size : int
         How many ranks.
     timeout : float
-        Seconds that a rank waits for the others. Then all of them raise
+        Seconds that a rank waits for the others, or infinity. Then all of them raise
         :class:`gradkit.RankError`, now and ever after.
 
     Returns
@@ -260,15 +261,14 @@ def threads(size: int, *, timeout: float = 60.0) -> list[Group]:
     """
     from gradkit._ranks.threads import groups
 
-    if not isinstance(size, int) or isinstance(size, bool):
-        raise TypeError(f"size must be an integer, not {type(size).__name__}")
+    count = checks.integer(size, "size")
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
         raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
-    if size < 1:
-        raise ValueError(f"size must be at least 1, not {size}")
+    if count < 1:
+        raise ValueError(f"size must be at least 1, not {count}")
     if not timeout > 0:
         raise ValueError(f"timeout must be above 0, not {timeout}")
-    return list(groups(size, timeout))
+    return list(groups(count, timeout))
 
 
 class ShardedGrads(Parts):

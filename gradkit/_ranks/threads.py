@@ -14,7 +14,7 @@ class _Board:
     def __init__(self, size: int, timeout: float):
         self.states: list[Any] = [None] * size
         self._meetings = [0] * size  # that each rank has come to
-        self._barrier = threading.Barrier(size, timeout=timeout)
+        self._barrier = threading.Barrier(size, timeout=min(timeout, threading.TIMEOUT_MAX))
 
     def meet(self, rank: int) -> None:
         """Wait for all ranks; if one does not come, an error on all of them names it."""

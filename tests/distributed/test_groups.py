@@ -438,7 +438,10 @@ def test_what_threads_takes():
     for seconds in (0, -1, NAN):
         with pytest.raises(ValueError, match="timeout must be above 0"):
             distributed.threads(2, timeout=seconds)
-    assert [(g.rank, g.size) for g in distributed.threads(3)] == [(0, 3), (1, 3), (2, 3)]
+    groups = distributed.threads(np.int64(3), timeout=INF)
+    assert [(g.rank, g.size) for g in groups] == [(0, 3), (1, 3), (2, 3)]
+    rows = together(lambda g: g.allgather(np.array([float(g.rank)])), 3, groups=groups)
+    assert all(row.tolist() == [[0], [1], [2]] for row in rows)
 
 
 class Communicator(SimpleNamespace):
