@@ -453,3 +453,11 @@ def test_a_guard_of_each_gradient_clips_the_one_that_spikes(backend):
     again.load_state_dict(json.loads(json.dumps(guard.state_dict())))
     assert guard.state_dict()["count"] == again.state_dict()["count"] == [12, 12]
     assert_same_bits(*(backend.asnumpy(g.update(norms)) for g in (guard, again)))
+
+
+def test_a_vector_of_one_norm_is_one_in_a_checkpoint_too(backend):
+    guard, again = gradkit.SpikeGuard(), gradkit.SpikeGuard()
+    guard.update(backend.asarray(np.ones(1)))
+    again.load_state_dict(guard.state_dict())
+    assert again.update(backend.asarray(np.ones(1))).shape == (1,)
+    assert again.state_dict()["count"] == [2]
