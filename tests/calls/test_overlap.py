@@ -217,6 +217,15 @@ def test_an_array_meets_itself_and_what_lies_in_its_memory():
     assert sorted(memory.meetings(HOST, written, read)) == [(2, 11), (8, 3), (8, 5)]
 
 
+def test_the_same_memory_in_another_dtype_is_another_array():
+    half = np.ones(3, np.float16)
+    other = half.view(ml_dtypes.bfloat16)
+    with pytest.raises(ValueError, match="buffer shares memory with grad"):
+        gradkit.accumulate_grad(half, other, casting="same_kind")
+    with pytest.raises(ValueError, match=r"grads\[0\] overlaps buffers\[0\]"):
+        gradkit.accumulate_grads([half], [other], casting="same_kind")
+
+
 def test_the_search_is_as_it_was():
     """Functions that the fixture has patched are whole again for the tests behind it."""
     assert _host.code is COMPILED

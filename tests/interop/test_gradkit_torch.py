@@ -592,6 +592,18 @@ def test_instance_norms_of_nothing(shape, compiled):
     assert weight.grad.tolist() == [0.0] * shape[1]
 
 
+def test_batch_norm_of_no_channels():
+    assert ours.batch_norm(torch.ones(3, 0), None, None, training=True).shape == (3, 0)
+
+
+def test_operators_refuse_what_no_function_passes():
+    x, weight = torch.ones(2, 3, requires_grad=True), torch.ones(3)
+    with pytest.raises(ValueError, match="scale is on another device, cpu, than meta"):
+        OPERATORS.rms_norm(x.to("meta"), weight, -1, 1e-6, 0.0)
+    with pytest.raises(NotImplementedError, match="invertible_layer_norm has no gradient by a sc"):
+        OPERATORS.invertible_layer_norm(x, weight, None, -1, 1e-5, 1.0)
+
+
 @pytest.mark.parametrize("momentum", [0.1, 0.3, 0.0, None])
 def test_statistics_of_instance_norms_are_those_of_all_samples(momentum):
     theirs = torch.nn.InstanceNorm2d(
