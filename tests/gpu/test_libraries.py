@@ -264,7 +264,9 @@ def attempts(produce, own):
         r"buffers\[0\] is read-only": lambda: gradkit.accumulate_grads([whole], [first]),
         r"averages\[0\] is read-only": lambda: gradkit.ema_update([whole], [produce(-other)], 0.9),
         r"out\[0\] is read-only": lambda: gradkit.layer_norm_grad(*given, out=(whole, None, None)),
-        "out is read-only": lambda: gradkit.clip_by_global_norm(first, 1.0, out=(whole, None)),
+        r"out\[0\] is read-only.*; leave": lambda: gradkit.clip_by_global_norm(
+            first, 1.0, out=(whole, None)
+        ),
         r"grads\[1\] is read-only.*; make new zeros": lambda: gradkit.zero_grad([first, whole]),
     }
 
