@@ -12,7 +12,7 @@ from gradkit._calls import channels as records
 from gradkit._calls.backend import NeedsArrays
 from gradkit._calls.roles import Parameter, RunningMean, RunningVar, Statistic
 from gradkit._cuda import channel_kernels as kernels
-from gradkit._cuda.channel_kernels import Exact, Means
+from gradkit._cuda.channel_kernels import Arrays, Exact, Means, Named
 from gradkit._cuda.channel_launches import (
     STATISTICS,
     BatchLaunches,
@@ -25,9 +25,9 @@ from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.batch_normalization import Ready
 from gradkit._cuda.cudnn.engines import ByCudnn, may_be_cudnns, run_by_cudnn
 from gradkit._cuda.held_groups import HeldGradient, HeldNorm, Inputs, NormInputs, NormOuts, Outs
-from gradkit._cuda.launch.buffers import fill
-from gradkit._cuda.launch.device import note_others
-from gradkit._cuda.launch.kernels import types_of
+from gradkit._cuda.launch.buffers import copy_back, fill, usable
+from gradkit._cuda.launch.device import Device, note_others
+from gradkit._cuda.launch.kernels import Launch, kernel, types_of
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._dtypes import Types, accumulation_name, float_name
 from gradkit.errors import BackendUnavailableError
@@ -114,13 +114,18 @@ class ChannelNorms(OnDevice):
 
     def update_running_statistics(self, call: records.UpdateRunningStatistics) -> None:
         """Write the next running statistics, which may be the present ones."""
+        device, channels = self.device, call.mean.size
+        if not channels:
+            return
         given = call.running_mean, call.running_var, call.mean, call.var
-        numbers = np.float64(call.count), np.float64(call.momentum)
+        outs = call.next_mean, call.next_var
+        read, written = usable(device, given, outs)
         kinds = dict.fromkeys(("STAT_T", "RUN_T"), float_name(call.running_mean.dtype) or "")
-        of, outs = (STATISTICS, kernels.update_running), (call.next_mean, call.next_var)
-        channels = call.mean.size
-        last = (np.int64(channels),)
-        self.write(of, (*given, *numbers), outs, channels, most=_THREADS, last=last, **kinds)
+        numbers = np.float64(call.count), np.float64(call.momentum)
+        arguments = *read, *numbers, *written, np.int64(channels)
+        _launch(kernels.update_running, device, STATISTICS, channels, arguments, **kinds)
+        for out, result in zip(outs, written, strict=True):
+            copy_back(out, result)
 
     def batch_norm_stats(self, call: records.BatchNormStats) -> None:
         """Write each channel's ``mean`` and biased ``var``, in float64; 0 if it has no elements."""
@@ -135,10 +140,13 @@ class ChannelNorms(OnDevice):
 
     def combine_stats(self, call: records.CombineStats) -> None:
         """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
-        ranks, channels = call.means.shape
-        given = call.means, call.variances, call.counts, np.uint32(ranks), np.int64(channels)
-        of, outs = ("combine_stats", kernels.combine_stats), (call.mean, call.var, call.total)
-        self.write(of, given, outs, max(1, channels), most=_THREADS)  # the total without channels
+        device, (ranks, channels) = self.device, call.means.shape
+        outs = call.mean, call.var, call.total
+        read, written = usable(device, (call.means, call.variances, call.counts), outs)
+        arguments = *read, np.uint32(ranks), np.int64(channels), *written
+        _launch(kernels.combine_stats, device, "combine_stats", channels, arguments)
+        for out, result in zip(outs, written, strict=True):
+            copy_back(out, result)
 
     def batch_norm_apply(self, call: records.BatchNormApply) -> None:
         """Write ``y``, ``saved_mean`` and ``inv_std``; ``y`` may be ``x``."""
@@ -326,3 +334,16 @@ def _write_group_gradient(
         means: Means = work.scratch(2, work.accumulator)
         work.over_groups(kernels.finish_group_means, partials, scale, means)
         work.over_columns(kernels.apply_group_gradient, dy, x, scale, mean, inv_std, means, dx)
+
+
+def _launch(
+    of: Named[*Arrays],
+    device: Device,
+    file: str,
+    channels: int,
+    arguments: tuple[*Arrays],
+    **macros: str,
+) -> None:
+    """Launch a kernel on a thread for every channel, in up to as many blocks as stay at work."""
+    blocks = min(max(1, -(-channels // _THREADS)), device.multiprocessors * 8)
+    Launch(kernel(device, file, of, **macros), (blocks,), (_THREADS,))(*arguments)

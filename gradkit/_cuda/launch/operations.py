@@ -30,27 +30,18 @@ class OnDevice:
         return self.device.xp.asnumpy(array)
 
     def write(
-        self,
-        of: tuple[str, str],
-        arguments: Iterable[Any],
-        outs: Sequence[Array],
-        threads: int = 1,
-        *,
-        most: int = _THREADS,
-        last: tuple[Any, ...] = (),
-        **macros: str,
+        self, of: tuple[str, str], arguments: Iterable[Any], outs: Sequence[Array], threads: int = 1
     ) -> None:
-        """Launch a kernel of a file with so many threads or fewer, in blocks of at most ``most``.
+        """Launch a kernel of a file with so many threads or fewer, which takes the outputs last.
 
-        It takes the outputs after the arguments, and then ``last``. It gets arrays without gaps: of
-        others copies, and what is copied to them.
+        It gets arrays without gaps: of others copies, and what is copied to them.
         """
         device = self.device
         read = [a if isinstance(a, np.generic) else contiguous(device, a) for a in arguments]
         targets = [writable_like(device, out) for out in outs]
-        blocks = min(-(-threads // most), device.multiprocessors * 8)
-        block = 1 if threads == 1 else most
+        blocks = min(-(-threads // _THREADS), device.multiprocessors * 8)
+        block = 1 if threads == 1 else _THREADS
         if blocks:
-            kernel(device, *of, **macros)((blocks,), (block,), (*read, *targets, *last))
+            kernel(device, *of)((blocks,), (block,), (*read, *targets))
         for out, written in zip(outs, targets, strict=True):
             copy_back(out, written)
