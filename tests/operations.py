@@ -239,6 +239,7 @@ _GATED = {
     "sigmoid": {"activation": "sigmoid", "scale_offset": 0.5},
     "gate first": {"norm_before_gate": False},
 }
+_GATE_ALONE = {"dgate alone, gate first": {"norm_before_gate": False, "wanted": ("dgate",)}}
 _RUNNING = {"running_mean": ..., "running_var": ..., "scale": None, "bias": None}
 _EPS = "*, channel_axis=1, eps=1e-5, out=None"
 _ORDERS = (1, 2, POWER, math.inf)
@@ -294,7 +295,7 @@ OPERATIONS = {
             f"gated_rms_norm_grad(dy, x, gate, scale, inv_std, *, {_GATING}, axis=-1, "
             "scale_offset=0.0, out=None)",
             "rows",
-            variants=_GATED | _WEIGHTS,
+            variants=_GATED | _WEIGHTS | _GATE_ALONE,
         ),
         Operation(
             f"batch_norm(x, scale=None, bias=None, {_EPS})",

@@ -165,12 +165,15 @@ class Emulated(Backend):
             return self.call(InvertibleLayerNormGrad, p, p.x, p.scale, p.bias, y=y, **more)
         return self.call(InvertibleRmsNormGrad, p, p.x, p.scale, y=y, **more)
 
-    def gated(self, p):
+    def gated(self, p, *parts):
         """Both passes of a gated norm; test_gated_norm.py has their values."""
         for before in (True, False):
             gating = {"gate": p.dy, "activation": "silu", "norm_before_gate": before}
             self.write(GatedRmsNorm, p, self.empty(p.x, p.inv_std), **gating)
-            self.write(GatedRmsNormGrad, p, self.empty(p.x, p.x, p.scale), **gating)
+            likes = {"dx": p.x, "dgate": p.x, "dscale": p.scale}
+            for wanted in ([*likes], *parts):
+                outs = self.empty(*(likes[name] if name in wanted else None for name in likes))
+                self.write(GatedRmsNormGrad, p, outs, **gating, wanted=tuple(wanted))
 
     def batch_norm_grad(self, p):
         return self.call(BatchNormGrad, p, p.x, p.scale, p.scale)
@@ -457,7 +460,8 @@ def _asked_of(gpu, shape, types):
     for gap in (1, 16):
         _check_row_variants(device, shape, types, gap)
     p = make(shape, types)
-    device.gated(replace(p, x=_at_strides(p.x, 1)))
+    for rows in (p, replace(p, x=_at_strides(p.x, 1))):
+        device.gated(rows, ["dgate", "dscale"])
     return device.device.compiled
 
 
