@@ -216,9 +216,11 @@ pictures: $(STAMP) ## redraw the README's pictures: docs/pictures
 OF_COMPILED := tests/cpu/test_compiled*.py --deselect tests/cpu/test_compiled.py::test_working_memory
 
 sanitize-cpu: $(STAMP) ## the compiled CPU backend under address, behaviour and thread sanitizers
-	tests/native/sanitize.sh $(BIN)/python $(OF_COMPILED) -k 'compiled or test_compiled' \
-		tests/values/test_normalization.py tests/values/test_residual_norms.py tests/calls/test_strided_rows.py \
-		tests/values/test_oracle.py
+	for march in native $(if $(filter x86_64,$(shell uname -m)),x86-64); do \
+		MARCH=$$march tests/native/sanitize.sh $(BIN)/python $(OF_COMPILED) -k 'compiled or test_compiled' \
+			tests/values/test_normalization.py tests/values/test_residual_norms.py \
+			tests/calls/test_strided_rows.py tests/values/test_oracle.py || exit 1; \
+	done
 
 sanitize-cpu-fast: $(STAMP) ## a part of it: layouts, 16-bit numbers, long rows
 	tests/native/sanitize.sh $(BIN)/python $(OF_COMPILED) -m 'not slow' -k 'layouts or across or otherwise or 16_bit or as_many or instruction'

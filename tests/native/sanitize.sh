@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The compiled CPU backend under AddressSanitizer and UndefinedBehaviorSanitizer, in the suite's own tests,
 # and its threads under ThreadSanitizer, without Python.
-# usage: tests/native/sanitize.sh PYTHON [pytest's arguments]
+# usage: [MARCH=x86-64-v3] tests/native/sanitize.sh PYTHON [pytest's arguments]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -19,10 +19,11 @@ g++ $flags -fsanitize=thread -Ikernels/cpu tests/native/threads.cpp kernels/cpu/
     kernels/cpu/row_calls.cpp $out/rows.o -o $out/threads
 $out/threads
 
-echo "AddressSanitizer and UndefinedBehaviorSanitizer: the tests"
+march=${MARCH-native}
+echo "AddressSanitizer and UndefinedBehaviorSanitizer: the tests, with kernels for $march"
 "$python" -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --no-build-isolation \
     --upgrade --target $out/package --config-settings build-dir=$out/cmake \
-    --config-settings cmake.define.GRADKIT_SANITIZE=ON .
+    --config-settings cmake.define.GRADKIT_SANITIZE=$march .
 library=$(echo "$PWD/$out/package/gradkit/_cpu"/compiled*.so)
 # The sanitizer's library comes first, and C++'s exceptions from where it expects them.
 preload="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libstdc++.so)"
