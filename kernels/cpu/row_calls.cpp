@@ -211,10 +211,10 @@ private:
     Memory blocks_;
 };
 
-// Kernels of norms without a gate can read halves.
-template <typename C> void read_halves(C& call, const Across<C>& across) {
+// Kernels of norms without a gate can read halves. To pair parameters takes longer than few rows gain.
+template <typename C> void read_halves(C& call, const Across<C>& across, i64 sample_rows) {
     if constexpr (std::is_same_v<C, Forward> || std::is_same_v<C, Gradient>)
-        call.halves = across.leaves_halves(call);
+        call.halves = (call.dtype != BF16 || sample_rows >= FEW_ROWS) && across.leaves_halves(call);
 }
 
 // Rows that do not depend on one another: `work(call, begin, end, scratch)`.
@@ -228,7 +228,7 @@ public:
           work_(kernels.*work),
           step_(step(setting.rows / (threads * PIECES), call.width)),
           across_(call, threads, 1) {
-        read_halves(call, across_);
+        read_halves(call, across_, sample_rows);
     }
 
     void work(i64 item, int slot) override {
@@ -279,7 +279,7 @@ public:
           in_scratch_(sample_rows <= run_),
           across_(call, threads, run_),
           sums_(in_scratch_ ? nullptr : new double[2 * places() * call.window]) {
-        read_halves(call, across_);
+        read_halves(call, across_, sample_rows);
     }
 
     // Runs of rows, in order, into the sums of a share; those of a single run stay in scratch.

@@ -146,3 +146,28 @@ def test_rows_that_lie_across_change_no_bit(name, shape):
 
     assert_all_same_bits(all_of(channels_first), all_of(LAYOUTS["C"]))
     check_everywhere(partial(all_of, channels_first))
+
+
+@pytest.mark.parametrize("shape", [(11, 261), (6, 300), (3, 5, 272), (9, 33_001)], ids=str)
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_sums_over_rows_alone_have_the_bits_of_those_beside_dx(name, shape):
+    """They are taken of four rows at a time, if these are wide."""
+    dy, x = (draw_.values(shape, name, seed) for seed in range(2))
+    of_samples = (shape[0], 1, shape[-1]) if len(shape) > 2 else shape[-1:]
+    scale, bias = (draw_.values(of_samples, name, seed) for seed in (2, 3))
+
+    def sums(*names):
+        y, *statistics = gradkit.layer_norm(x, scale, bias)
+        of_rms = gradkit.rms_norm(x, scale)[1]
+        both = (*names, "dscale", "dbias")
+        found = [
+            *gradkit.layer_norm_grad(dy, x, scale, *statistics, wanted=both)[1:],
+            gradkit.rms_norm_grad(dy, x, scale, of_rms, wanted=both[:-1])[1],
+        ]
+        if len(shape) == 2:  # it has no scale of each sample
+            last = bias, statistics[1]
+            found += gradkit.invertible_layer_norm_grad(dy, y, scale, *last, wanted=both)[1:]
+        return found
+
+    assert_all_same_bits(sums(), sums("dx"))
+    check_everywhere(sums)
