@@ -37,9 +37,6 @@ constexpr i64 AHEAD = 8192;
 constexpr i64 NARROW = 1 << 11;
 // Bytes of an array that is more than the caches next to a processor have room for.
 constexpr i64 LARGE = 1 << 23;
-// Bytes of a result from which on it is written past the caches: together with what reads it
-// afterwards, that takes no longer then.
-constexpr i64 STREAMED = 1 << 24;
 // Times this, float64 numbers, their differences and squares add up without overflow. What it takes
 // from the smallest counts for nothing beside those that overflowed.
 constexpr double SMALL = 0x1p-600;
@@ -197,7 +194,10 @@ template <typename A> struct Shared {
           count(static_cast<double>(layout.width * layout.space)),
           narrow(item == 2 || (item == 4 && !layout.rows && count >= NARROW)),
           large(size * item >= LARGE),
-          streamed(item > 2 && size * item >= STREAMED && out.data != x.data && out.data != dy.data),
+          streamed(
+              item > 2 && size * item >= kernels.streamed && out.data != x.data &&
+              out.data != dy.data
+          ),
           shares(call.groups ? share_count() : 1),
           scale(numbers(call.scale, 1)),
           bias(numbers(call.bias, -0.0)),  // which changes no number that it is added to

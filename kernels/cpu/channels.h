@@ -30,6 +30,8 @@ struct Ahead {
 //   differentiate  dx = (dy * scale - (xhat * of_product + of_w)) * outer
 //   multiply       dx = dy * outer
 template <typename A> struct ChannelKernels {
+    i64 streamed;  // bytes of a result from which on it is written past the caches
+
     // Lines of `count` elements of each channel; sums are written.
     void (*deviations)(
         const Lines& x, i64 lines, i64 channels, i64 count, double factor, const double* centre,

@@ -566,7 +566,7 @@ def test_bfloat16_is_a_nan_whatever_the_bits_of_what_it_comes_from(call, names):
 @pytest.mark.parametrize("space", [(8, 7), (4, 5), (9001, 2)], ids=str)
 @pytest.mark.parametrize("skipped", [0, 1], ids=["x without gaps", "x with gaps"])
 def test_large_results_have_the_bits_of_small_ones(dtype, space, skipped):
-    """From 8 MiB on, they are written past the caches."""
+    """From 16 MiB on, or 8, they are written past the caches."""
     channels, few, itemsize = 24, 2, np.dtype(dtype).itemsize
     samples = (1 << 24) // (channels * (space[0] - skipped) * space[1] * itemsize) + few
     x = np.random.default_rng(0).standard_normal((samples, channels, *space)).astype(dtype)
@@ -599,9 +599,10 @@ def test_the_mean_of_a_group_in_slices_is_more_than_one_float64(shape):
     assert (np.abs(same - inv_std) <= 4 * unit(y.dtype) * inv_std).all()
 
 
-# What writes a result of rows: its arguments, and how many results it has.
+# What writes a result of rows, and its options: its arguments, and how many results it has.
 OF_ROWS = {
     "layer_norm_grad": ("dy x scale mean inv_std", 3),
+    "layer_norm_grad ds": ("dy x scale mean inv_std", 3),
     "layer_norm": ("x scale bias", 3),
     "rms_norm": ("x scale", 2),
     "add_rms_norm": ("x dy scale", 3),
@@ -612,7 +613,9 @@ OF_ROWS = {
 def first_result(name, given, out=None):
     names, count = OF_ROWS[name]
     outs = (out, None, None)[:count] if count > 1 and out is not None else out
-    found = getattr(gradkit, name)(*map(given.get, names.split()), out=outs)
+    function, *options = name.split()
+    further = {option: given[option] for option in options}
+    found = getattr(gradkit, function)(*map(given.get, names.split()), out=outs, **further)
     return found[0] if count > 1 else found
 
 
@@ -622,20 +625,21 @@ def rows_for_all(shape, dtype):
     wide = np.result_type(dtype, np.float32)
     mean, inv_std = x.mean(axis=1, dtype=wide), 1 / x.std(axis=1, dtype=wide)
     of_columns = {"scale": scale, "bias": bias}
-    return {"x": x, "dy": x[::-1].copy(), "mean": mean, "inv_std": inv_std} | of_columns
+    data = {"x": x, "dy": x[::-1].copy(), "ds": np.roll(x, 1, axis=0)}
+    return data | {"mean": mean, "inv_std": inv_std} | of_columns
 
 
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", OF_ROWS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize(
     ("width", "gap", "offset"),
     [(1000, 0, 0), (1000, 0, 3), (1024, 0, 8), (999, 5, 8), (36_869, 0, 0), (36_869, 0, 8)],
 )
 def test_large_results_of_rows_have_the_bits_of_small_ones(name, dtype, width, gap, offset):
-    """From 16 MiB on, they are written past the caches, and a line of these by two rows."""
+    """From 32 MiB on, they are written past the caches, and a line of these by two rows."""
     few, itemsize = 5, np.dtype(dtype).itemsize
-    rows = (1 << 24) // (width * itemsize) + few
+    rows = (1 << 25) // (width * itemsize) + few
     given, end = rows_for_all((rows, width), dtype), offset + rows * (width + gap) * itemsize
     memory = np.full(end + 8, 7, np.uint8)
     whole = memory[offset:end].view(dtype).reshape(rows, width + gap)
@@ -652,9 +656,9 @@ def test_large_results_of_rows_have_the_bits_of_small_ones(name, dtype, width, g
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_large_result_may_take_the_place_of_what_it_is_made_of(name, dtype):
     """That memory is in the caches already, and the result is written there."""
-    given = rows_for_all((4200, 1001), dtype)
+    given = rows_for_all(((1 << 25) // (1001 * np.dtype(dtype).itemsize) + 5, 1001), dtype)
     expected = first_result(name, given)
-    place = given["dy" if name == "layer_norm_grad" else "x"]
+    place = given[{"layer_norm_grad": "dy", "layer_norm_grad ds": "ds"}.get(name, "x")]
     assert first_result(name, given, place) is place
     assert_same_bits(place, expected)
 
