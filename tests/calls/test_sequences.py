@@ -7,6 +7,7 @@ from tests.backends import BACKENDS
 from tests.operations import OPERATIONS
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", sorted({each.family for each in OPERATIONS.values()}))
 def test_calls_say_nothing_of_the_next(backend, family):
     sequences.check_calls_in_a_row(backend, family)

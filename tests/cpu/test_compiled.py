@@ -629,7 +629,7 @@ def rows_for_all(shape, dtype):
     return data | {"mean": mean, "inv_std": inv_std} | of_columns
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("name", OF_ROWS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize(
@@ -652,6 +652,7 @@ def test_large_results_of_rows_have_the_bits_of_small_ones(name, dtype, width, g
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OF_ROWS)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_large_result_may_take_the_place_of_what_it_is_made_of(name, dtype):

@@ -73,6 +73,7 @@ def one_row(p, row):
 
 
 @pytest.mark.guarantee("Batch-invariant")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[5]], ids="-".join)
 def test_a_row_does_not_depend_on_the_others(types):
     """Nor on the device's size, and nothing leaves a row that is not finite."""
