@@ -263,8 +263,12 @@ def _limits(max_norm: Any, grads: Any) -> tuple[Numbers, Places]:
     places = spread(tree.unflatten(range(len(values))), grads, "max_norm")
     at = {place: k for k, place in enumerate(dict.fromkeys(places))}  # of those that limit any
     labels = [f"max_norm{jax.tree_util.keystr(path)}" for path, _ in values]
-    numbers = tuple(limit_of(values[place][1], labels[place]) for place in at)
-    return numbers, tuple(at[place] for place in places)
+    limits = {
+        place: limit_of(value, labels[place])
+        for place, (_, value) in enumerate(values)
+        if value is not None or place in at
+    }
+    return tuple(limits[place] for place in at), tuple(at[place] for place in places)
 
 
 def _limits_by_key(max_norm: Any, keys: list[Any]) -> tuple[Numbers, Places]:

@@ -290,12 +290,10 @@ def clip_grads_with_norm_(
     tensor([0.3000, 0.4000])
     """
     grads = local(_with_grads(parameters)[1], partial=True)
-    if not grads:
-        return
     norm: Any = total_norm
     if isinstance(norm, Tensor):
         norm = norm.full_tensor() if is_sharded(norm) else norm
-        norm = norm.detach().to(next(grad for _, grad in items(grads)).device)
+        norm = norm.detach().to(next((grad.device for _, grad in items(grads)), None))
     gradkit.clip_grads_with_norm(grads, norm, max_norm=max_norm)
 
 

@@ -286,6 +286,7 @@ W = {"w": jnp.ones((2, 3)), "v": jnp.ones(3)}
 MISTAKES = [
     (lambda: BY_BLOCK(W, 1.0, nonfinite="raise"), ValueError, 'pass "zero"'),
     (lambda: BY_BLOCK(W, -1.0), ValueError, "max_norm must be at least 0, not -1.0"),
+    (lambda: BY_BLOCK([], -1.0), ValueError, "max_norm must be at least 0, not -1.0"),
     (lambda: BY_BLOCK(W, {"w": 1.0, "v": -1}), ValueError, r"max_norm\['v'\] must be at least 0"),
     (lambda: BY_BLOCK(W, -1.0, blocks=FIRST), ValueError, "^max_norm must be at least 0"),
     (lambda: BY_BLOCK(W, {"w": 1, "v": -1}, blocks=FIRST), ValueError, r"^max_norm\['v'\] must be"),

@@ -147,8 +147,9 @@ def test_gradients_under_differentiation_are_clipped():
     torch.testing.assert_close(x.grad.detach(), torch.tensor([0.6, 0.8]))
 
 
-def test_bad_arguments_change_nothing():
-    given = parameters(torch.float32)
+@pytest.mark.parametrize("count", [None, 0], ids=["gradients", "none"])
+def test_bad_arguments_change_nothing(count):
+    given = parameters(torch.float32)[:count]
     before = twins(given)
     for call in (
         lambda: ours.clip_grad_norm_(given, -1.0),
